@@ -1,12 +1,17 @@
 """What a node owns of its machine: devices, CPUs and memory. The agent restricts itself and its engine to them, and
 reports only their use and faults. A node without `NodeResources` owns its whole machine. Devices are identified by
 their UUIDs, because the driver's numbers change when one fails; engines get the current numbers, because vLLM 0.10 to
-0.20 do not accept UUIDs."""
+0.20 do not accept UUIDs.
 
+Nodes that share a device take a part of its memory each, and their engines start one after the other, because vLLM
+measures the free memory during its start."""
+
+import fcntl
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
+from pathlib import Path
 
 import msgspec
 
@@ -101,6 +106,75 @@ def with_devices(launch: Launch, owns: NodeResources | None, machine: Sequence[A
         return launch
     kept = {name: value for name, value in launch.env.items() if name not in _REPLACED}
     return replace(launch, env={**kept, **visible_devices(owns, machine)})
+
+
+MEMORY_OPTION = "--gpu-memory-utilization"
+USUAL_MEMORY_SHARE = 0.92
+"""vLLM's default of that option."""
+SHARES_AS_IT_IS = frozenset({"llama-cpp", "sim"})
+"""Engines whose memory follows from their model and context, whatever is free."""
+
+
+def with_device_share(launch: Launch, owns: NodeResources | None, engine: str, nodes: int) -> Launch:
+    """Returns the launch of an engine that takes only its node's share of a device's memory. `nodes`: of its cell.
+    Raises EngineUnavailable if the engine cannot be limited, or the cell has several nodes."""
+    if owns is None or owns.share >= 1.0 or (engine in SHARES_AS_IT_IS and nodes == 1):
+        return launch
+    if nodes > 1:
+        raise EngineUnavailable("a cell of several nodes needs whole devices: two ranks cannot use one device")
+    if engine != "vllm":
+        raise EngineUnavailable(f"engine {engine} cannot be limited to a share of a device; use a node of whole ones")
+    argv, stated = _without_option(launch.argv, MEMORY_OPTION)
+    try:
+        share = float(stated or USUAL_MEMORY_SHARE) * owns.share
+    except ValueError:
+        raise EngineUnavailable(f"{MEMORY_OPTION} is {stated!r}; it must be a number") from None
+    return replace(launch, argv=(*argv, MEMORY_OPTION, f"{share:.4f}"))
+
+
+def _without_option(argv: Sequence[str], name: str) -> tuple[list[str], str]:
+    """The arguments without an option, and its last value, or ""."""
+    left, value = [], ""
+    words = iter(argv)
+    for word in words:
+        if word == name:
+            value = next(words, "")
+        elif word.startswith(f"{name}="):
+            value = word.partition("=")[2]
+        else:
+            left.append(word)
+    return left, value
+
+
+class DeviceTurn:
+    """The right to start an engine on a shared device, one node of a machine at a time. It ends with `leave`, or with
+    this process. `folder`: common to the nodes of the machine."""
+
+    def __init__(self, folder: Path, owns: NodeResources | None) -> None:
+        shared = owns if owns is not None and owns.share < 1.0 else None
+        named = (shared.uuids or shared.devices)[0] if shared else ""
+        self._path = folder / f"{shared.kind}-{named}.lock" if shared else None
+        self._lock: int | None = None
+
+    def take(self) -> bool:
+        """Whether this node may start its engine now. Raises OSError if the folder cannot be used."""
+        if self._path is None or self._lock is not None:
+            return True
+        self._path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        lock = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        self._lock = lock
+        return True
+
+    def leave(self) -> None:
+        """Lets the next one start: the engine is ready, or has ended."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
 
 def _current_indices(owns: NodeResources, machine: Sequence[Accelerator]) -> tuple[int, ...]:

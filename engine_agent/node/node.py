@@ -10,12 +10,12 @@ from time import monotonic
 
 import msgspec
 
-from engine_agent.engines.base import EngineUnavailable, MeasuresSteps
+from engine_agent.engines.base import EngineUnavailable, MeasuresSteps, follower_count
 from engine_agent.engines.registry import check_plan, check_role, engine_adapter
 from engine_agent.node import procfs, watch
 from engine_agent.node.accounts import Service, open_way, service_account
 from engine_agent.node.builds import HeldBuild, NodeBuilds
-from engine_agent.node.devices import with_devices
+from engine_agent.node.devices import DeviceTurn, with_device_share, with_devices
 from engine_agent.node.http import HttpClient, NoResponse
 from engine_agent.node.identity import IdentityCopy, with_certificate
 from engine_agent.node.journal import CorruptJournal, Journal
@@ -98,6 +98,8 @@ class LocalNode:
         self._failure: Failure | None = None
         self._proxy_failure: Failure | None = None
         self._proxy_change: asyncio.Task[None] | None = None
+        self._turn = DeviceTurn(place.cache / "device-turns", place.owns)
+        self._waits_for_turn = False
         self.refused_order = ""
         self.journal_error = ""
 
@@ -150,6 +152,7 @@ class LocalNode:
         if self._proxy_change is not None:
             self._proxy_change.cancel()
         self.builds.close()
+        self._turn.leave()
         self._http.close()
         self._processes.close()
 
@@ -184,8 +187,13 @@ class LocalNode:
             failure=self._failure,
             proxy_failure=self._proxy_failure,
             no_contact_since_s=no_contact_since_s,
-            fetching=self.builds.words(self.desired.plan.build) if self.desired is not None else "",
+            before_start=self._before_start(),
         )
+
+    def _before_start(self) -> str:
+        if self._waits_for_turn:
+            return "it waits until another engine on its device has started"
+        return self.builds.words(self.desired.plan.build) if self.desired is not None else ""
 
     async def poll(self) -> None:
         desired, engine = self.desired, self._processes.running(ProcessKind.ENGINE)
@@ -259,12 +267,16 @@ class LocalNode:
             check_role(given)
             if given.plan.build is not None and (held := self.builds.obtain(given.plan.build)) is None:
                 return  # it is being fetched, and a pass follows when it has arrived
+            self._waits_for_turn = not self._turn.take()
+            if self._waits_for_turn:
+                return  # passes follow in any case
             log.info("starting the engine: %s", step.reason)
             self.seen = watch.without_engine(self.seen)
             context = self.place.launch_context(engine_of(given.plan, held))
             launch = with_fingerprint(
                 engine_adapter(given.plan.engine).launch(given, context), given.plan, self._stack()
             )
+            launch = with_device_share(launch, self.place.owns, given.plan.engine, 1 + follower_count(given))
             launch = with_devices(launch, self.place.owns, self._devices())
             launch = with_certificate(with_order(launch, self.order), given)
             inherited = (held.lock,) if held is not None else ()  # the engine keeps its build until it exits
@@ -311,6 +323,7 @@ class LocalNode:
         member = end.record.membership
         reason = end_reason(end, lines)
         if end.kind is ProcessKind.ENGINE:
+            self._turn.leave()
             if not end.was_ordered:
                 self._set_failure(member, reason, ran_stably and self.seen.was_ready)
             self._save(engine=None)
@@ -325,6 +338,7 @@ class LocalNode:
         self._on_change()
 
     def _give_up(self, member: Membership, reason: str) -> None:
+        self._turn.leave()
         log.warning("gave up: %s", reason)
         self._set_failure(member, reason, ran_stably=False)
         self._on_fault(not_started_fault(member, reason, self._last_lines(ProcessKind.ENGINE)))
@@ -347,6 +361,8 @@ class LocalNode:
 
     def _note_ready(self, before: watch.ProbeResults, after: watch.ProbeResults) -> None:
         engine = self._record.engine
+        if after.was_ready:
+            self._turn.leave()
         if after.was_ready and engine is not None and not engine.was_ready:
             self._save(engine=msgspec.structs.replace(engine, was_ready=True))
             self._processes.lower_priority(ProcessKind.ENGINE)

@@ -132,8 +132,8 @@ class MachineReport(Struct, frozen=True, tag="machine_report"):
 class NodeResources(Struct, frozen=True):
     """What a node owns of its machine. `devices`: indices of accelerators of the make `kind`, in the order of `uuids`
     ("" where the driver reports none); on a machine without accelerators `kind` is `cpu`, and the devices are numbered
-    shares of its CPUs. `cores_per_device`: NeuronCores as applications count them; 0 for other makes. `cpus`: the CPUs
-    that its processes run on; empty: all."""
+    shares of its CPUs. `share`: of its only device, if other nodes use the rest of it. `cores_per_device`: NeuronCores
+    as applications count them; 0 for other makes. `cpus`: the CPUs that its processes run on; empty: all."""
 
     kind: str
     devices: tuple[int, ...]
@@ -141,6 +141,7 @@ class NodeResources(Struct, frozen=True):
     cores_per_device: int = 0
     cpus: tuple[int, ...] = ()
     memory_bytes: int = 0
+    share: float = 1.0
 
 
 class RunAgent(Struct, frozen=True):

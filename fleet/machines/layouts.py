@@ -3,6 +3,7 @@ needs. Pure."""
 
 import re
 from collections.abc import Iterable, Sequence
+from fractions import Fraction
 from itertools import accumulate, groupby
 
 from msgspec.structs import replace
@@ -11,39 +12,46 @@ from engine_agent.protocol.machine_messages import Device, MachineFacts, NodeRes
 from engine_agent.protocol.ports import PORTS_PER_NODE, first_ports
 from engine_agent.protocol.states import AgentKind
 from fleet.machines.planner import why_unfit
-from models_registry.instance_types.planner import CPU, NEURON, NO_ACCELERATOR, InstanceShape
+from models_registry.instance_types.planner import CPU, NEURON, NO_ACCELERATOR, NVIDIA, InstanceShape
 
 MOST_NODES = 64
 """Of one machine, and the most devices of one node."""
-_LAYOUT_PART = re.compile(r"([1-9][0-9]{0,2})x([1-9][0-9]{0,2})", re.ASCII)
+MOST_SHARING = 8
+"""Nodes of one device: each needs gigabytes of memory for the context of its engine alone."""
+_LAYOUT_PART = re.compile(r"([1-9][0-9]{0,2})x([1-9][0-9]{0,2})(?:/([1-9][0-9]{0,2}))?", re.ASCII)
 
 
 class InvalidLayout(ValueError):
     """Not a layout, or not one for this machine; the text says why and what is possible."""
 
 
-def parse_layout(text: str) -> tuple[int, ...]:
-    """Returns the devices of each node: `4x2` is four nodes of two devices, `2x2+4x1` two of two and four of one.
-    Raises InvalidLayout for another form, or more nodes than a machine can have."""
+def parse_layout(text: str) -> tuple[Fraction, ...]:
+    """Returns the devices of each node: `4x2` is four nodes of two devices, `2x2+4x1` two of two and four of one, and
+    `16x1/2` sixteen of half a device each. Raises InvalidLayout for another form, or more nodes than a machine can
+    have."""
     parts = [_LAYOUT_PART.fullmatch(part) for part in text[:200].split("+")]
     if len(text) > 200 or not all(parts):
-        raise InvalidLayout(f"layout {text[:40]!r} must be NODESxDEVICES, such as 8x1, 4x2 or 1x8+2x4")
-    counts = [(int(part[1]), int(part[2])) for part in parts if part is not None]
-    sizes = tuple(size for nodes, size in counts for _ in range(nodes))
+        raise InvalidLayout(f"layout {text[:40]!r} must be NODESxDEVICES, such as 8x1, 4x2, 1x8+2x4 or 16x1/2")
+    counts = [(int(part[1]), int(part[2]), int(part[3] or 1)) for part in parts if part is not None]
+    for _, devices, sharing in counts:
+        if sharing > MOST_SHARING or (sharing > 1 and devices != 1):
+            shares = f"{devices}/{sharing} of a device"
+            raise InvalidLayout(f"layout {text!r} has {shares}; possible are 1/2 to 1/{MOST_SHARING} and whole devices")
+    sizes = tuple(Fraction(devices, sharing) for nodes, devices, sharing in counts for _ in range(nodes))
     if len(sizes) > MOST_NODES or max(sizes) > MOST_NODES:
         raise InvalidLayout(f"layout {text!r} has too many nodes or devices; at most {MOST_NODES} of each are possible")
     return sizes
 
 
-def layout_text(sizes: Iterable[int]) -> str:
+def layout_text(sizes: Iterable[Fraction | int]) -> str:
     """`1x4+4x1` for a node of four devices and four of one."""
     return "+".join(f"{len(list(alike))}x{size}" for size, alike in groupby(sizes))
 
 
 def plan_layout(text: str, facts: MachineFacts) -> tuple[NodeResources, ...]:
-    """Returns what each node of a machine owns under a layout. Every device belongs to at most one node, and CPUs and
-    memory are divided in proportion to devices. On a machine without accelerators a device is an equal share of its
-    CPUs, and shares of a CPU overlap if there are more shares than CPUs. Raises InvalidLayout."""
+    """Returns what each node of a machine owns under a layout. Every device belongs to at most one node, or is shared
+    by several, and CPUs and memory are divided in proportion to devices. On a machine without accelerators a device is
+    an equal share of its CPUs, and shares of a CPU overlap if there are more shares than CPUs. Raises InvalidLayout."""
     sizes = parse_layout(text)
     if not facts.cpus:
         raise InvalidLayout("its agent is too old for layouts; upgrade it to a newer release")
@@ -51,14 +59,18 @@ def plan_layout(text: str, facts: MachineFacts) -> tuple[NodeResources, ...]:
     if last not in first_ports(AgentKind.NODE):
         ports = f"{len(sizes) * PORTS_PER_NODE} ports from {facts.port_base}"
         raise InvalidLayout(f"layout {text} needs {ports}, beyond the last port; join the host with a lower --port")
+    places = _places(sizes)
+    needed = max(place[-1] for place in places) + 1
     if not facts.devices:
-        every = [Device(CPU, "share", index=index) for index in range(sum(sizes))]
+        every = [Device(CPU, "share", index=index) for index in range(needed)]
     else:
         every = sorted(facts.devices, key=lambda device: device.index or 0)
-        _check_devices(text, sizes, every)
-    ends = list(accumulate(sizes))
-    parts = [every[end - size : end] for size, end in zip(sizes, ends, strict=True)]
-    cpus = _divide_cpus(parts, facts.cpus)
+        _check_devices(text, needed, every)
+    if any(size < 1 for size in sizes) and every[0].kind != NVIDIA:
+        whose = "shares of CPUs" if every[0].kind == CPU else f"devices of {every[0].name}"
+        raise InvalidLayout(f"layout {text} divides devices, and {whose} cannot be divided further; use whole ones")
+    parts = [[every[at] for at in place] for place in places]
+    cpus = _divide_cpus(parts, sizes, facts.cpus)
     return tuple(
         NodeResources(
             kind=part[0].kind,
@@ -66,51 +78,75 @@ def plan_layout(text: str, facts: MachineFacts) -> tuple[NodeResources, ...]:
             uuids=tuple(device.uuid for device in part),
             cores_per_device=(part[0].cores or 0) if part[0].kind == NEURON else 0,
             cpus=own,
-            memory_bytes=facts.memory_bytes * len(part) // len(every),
+            memory_bytes=int(facts.memory_bytes * size // len(every)),
+            share=float(min(size, 1)),
         )
-        for part, own in zip(parts, cpus, strict=True)
+        for part, size, own in zip(parts, sizes, cpus, strict=True)
     )
 
 
-def _check_devices(text: str, sizes: Sequence[int], devices: Sequence[Device]) -> None:
+def _places(sizes: Sequence[Fraction]) -> list[range]:
+    """Positions of each node's devices, in order. Consecutive parts of a device fill it before the next one."""
+    places, following, left = [], 0, Fraction(0)
+    for size in sizes:
+        if size <= left:
+            left -= size
+            places.append(range(following - 1, following))
+            continue
+        whole = max(1, int(size))
+        places.append(range(following, following + whole))
+        following, left = following + whole, whole - size
+    return places
+
+
+def _check_devices(text: str, needed: int, devices: Sequence[Device]) -> None:
     if len({device.kind for device in devices}) > 1 or any(device.index is None for device in devices):
         raise InvalidLayout("its devices are of several makes or without numbers, so no layout can name them")
-    if sum(sizes) > len(devices):
+    if needed > len(devices):
         largest = f"1x{len(devices)}"
         raise InvalidLayout(
-            f"layout {text} needs {sum(sizes)} devices, and the machine has {len(devices)} of {devices[0].name}; "
+            f"layout {text} needs {needed} devices, and the machine has {len(devices)} of {devices[0].name}; "
             f"{largest} or {len(devices)}x1 would fit"
         )
     if devices[0].kind == NEURON and not all(device.cores for device in devices):
         raise InvalidLayout("its driver does not report the cores of its devices, so no layout can name them")
 
 
-def _divide_cpus(parts: Sequence[Sequence[Device]], cpus: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+def _divide_cpus(
+    parts: Sequence[Sequence[Device]], sizes: Sequence[Fraction], cpus: Sequence[Sequence[int]]
+) -> list[tuple[int, ...]]:
     """By NUMA node if each part's devices are attached to one, else over all CPUs in order."""
     places = [{device.numa for device in part} for part in parts]
     numbers = [next(iter(place)) if len(place) == 1 else None for place in places]
     if any(number is None or number >= len(cpus) or not cpus[number] for number in numbers):
-        return _cut([len(part) for part in parts], [cpu for group in cpus for cpu in group])
+        return _cut(sizes, [cpu for group in cpus for cpu in group])
     found: list[tuple[int, ...]] = [()] * len(parts)
     for number in set(numbers):
         own = [at for at, other in enumerate(numbers) if other == number]
-        for at, group in zip(own, _cut([len(parts[at]) for at in own], cpus[number or 0]), strict=True):
+        for at, group in zip(own, _cut([sizes[at] for at in own], cpus[number or 0]), strict=True):
             found[at] = group
     return found
 
 
-def _cut(sizes: Sequence[int], cpus: Sequence[int]) -> list[tuple[int, ...]]:
+def _cut(sizes: Sequence[Fraction], cpus: Sequence[int]) -> list[tuple[int, ...]]:
     """Cuts CPUs in proportion to sizes; every part has at least one."""
     total = sum(sizes)
-    ends = [end * len(cpus) // total for end in accumulate(sizes)]
+    ends = [int(end * len(cpus) // total) for end in accumulate(sizes)]
     begins = [0, *ends[:-1]]
     return [tuple(cpus[begin : max(end, begin + 1)]) for begin, end in zip(begins, ends, strict=True)]
 
 
 def facts_of_node(facts: MachineFacts, owns: NodeResources) -> MachineFacts:
     """Returns the facts of a machine reduced to a node's part, for instance types."""
-    own = () if owns.kind == CPU else tuple(device for device in facts.devices if _owns(owns, device))
+    own = () if owns.kind == CPU else tuple(_part(owns, device) for device in facts.devices if _owns(owns, device))
     return replace(facts, cores=len(owns.cpus), memory_bytes=owns.memory_bytes, devices=own)
+
+
+def _part(owns: NodeResources, device: Device) -> Device:
+    """The node's share of a device's memory."""
+    if owns.share == 1.0 or device.memory_bytes is None:
+        return device
+    return replace(device, memory_bytes=int(device.memory_bytes * owns.share))
 
 
 def _owns(owns: NodeResources, device: Device) -> bool:
@@ -134,7 +170,7 @@ def device_count(layout: str, facts: MachineFacts) -> int:
     shares as its layout, which an operator chose."""
     if facts.devices:
         return len(facts.devices)
-    return sum(parse_layout(layout)) if layout else 0
+    return int(sum(parse_layout(layout))) if layout else 0
 
 
 def even_sizes(devices: int, size: int, *, are_shares: bool) -> list[int]:

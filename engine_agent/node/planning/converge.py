@@ -224,7 +224,7 @@ def _state(desired: Assignment, node: NodeSnapshot, now_s: float, limits: Conver
         is_idle = node.engine is None
         return (EngineState.IDLE, "nothing runs here to drain") if is_idle else (EngineState.DRAINING, "")
     if node.engine is None:
-        return EngineState.STARTING, node.fetching or "the engine is about to start"
+        return EngineState.STARTING, node.before_start or "the engine is about to start"
     if desired.role is MemberRole.LEADER:
         trouble = _proxy_trouble(desired, node, now_s, limits)
         if trouble is not None:

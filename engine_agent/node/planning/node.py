@@ -53,7 +53,7 @@ class NodeSnapshot:
     `proxy_phase` and `proxy_pairs` (the name of its pairs) are as the proxy reports them, None before it answered.
     `proxy_silent_since_s` is the first of its consecutive missed answers. `failure` and `proxy_failure` stay until the
     process is started again. `no_contact_since_s`: when contact with the control plane was lost, None while connected.
-    `fetching`: the progress of the engine's build while it is on its way."""
+    `before_start`: what the engine waits for before its start: its build, or its turn on a shared device."""
 
     engine: RunningProcess | None = None
     proxy: RunningProcess | None = None
@@ -65,7 +65,7 @@ class NodeSnapshot:
     failure: Failure | None = None
     proxy_failure: Failure | None = None
     no_contact_since_s: float | None = None
-    fetching: str = ""
+    before_start: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Protocol
@@ -13,6 +14,7 @@ from typing import Protocol
 from engine_agent.node.planning.energy import MeterState, Reading, advance
 from engine_agent.node.telemetry.accelerators import AcceleratorMonitor
 from engine_agent.node.telemetry.nvidia import NvidiaReader
+from engine_agent.protocol.machine_messages import NodeResources
 from engine_agent.protocol.messages import EnergyMeter
 
 log = logging.getLogger(__name__)
@@ -171,19 +173,26 @@ def parse_power_share(text: str) -> float | None:
 
 
 class OwnDevicesSource:
-    """Another source's readings of the devices that a node owns; None unless all of them are there."""
+    """Another source's readings of the devices that a node owns; None unless all of them are there. A shared device's
+    energy is divided by the nodes' shares of it, so that their sum is never more than what was measured."""
 
-    def __init__(self, machine: EnergySource, accelerators: AcceleratorMonitor, own: int) -> None:
+    def __init__(self, machine: EnergySource, accelerators: AcceleratorMonitor, owns: NodeResources) -> None:
         self.name, self.covers = machine.name, machine.covers
-        self._machine, self._accelerators, self._own = machine, accelerators, own
+        self._machine, self._accelerators, self._owns = machine, accelerators, owns
 
     def read(self) -> tuple[float, Mapping[str, Reading]] | None:
         found = self._machine.read()
         if found is None:
             return None
         names = {f"{device.kind}{device.index}" for device in self._accelerators.devices()}
-        own = {name: reading for name, reading in found[1].items() if name in names}
-        return (found[0], own) if len(own) == self._own else None
+        own = {name: self._part(reading) for name, reading in found[1].items() if name in names}
+        return (found[0], own) if len(own) == len(self._owns.devices) else None
+
+    def _part(self, reading: Reading) -> Reading:
+        if self._owns.share == 1.0 or reading.microjoules is None:
+            return reading
+        part = int(reading.microjoules * self._owns.share)
+        return replace(reading, microjoules=part, most_watts=reading.most_watts * self._owns.share)
 
 
 def energy_here(accelerators: AcceleratorMonitor, root: Path = Path("/")) -> EnergyMonitor:
@@ -195,7 +204,7 @@ def energy_here(accelerators: AcceleratorMonitor, root: Path = Path("/")) -> Ene
     sources += [source for source in (NeuronPowerSource(root), RaplSource(root)) if source.read() is not None]
     if (owns := accelerators.owns) is not None:
         of_devices = [source for source in sources if source.covers == ACCELERATORS]
-        sources = [OwnDevicesSource(source, accelerators, len(owns.devices)) for source in of_devices]
+        sources = [OwnDevicesSource(source, accelerators, owns) for source in of_devices]
     return EnergyMonitor(sources)
 
 

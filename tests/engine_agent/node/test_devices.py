@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from engine_agent.engines.base import EngineUnavailable, Launch
 from engine_agent.node.devices import (
+    DeviceTurn,
     number_ranges,
     own_devices,
     own_faults,
     resources_from,
     use_own_cpus,
     visible_devices,
+    with_device_share,
     with_devices,
 )
 from engine_agent.node.machine.facts import cpus_by_numa
@@ -129,3 +131,65 @@ def test_ranges_name_every_number_once(numbers: set[int]) -> None:
     spans = [part.split("-") for part in number_ranges(sorted(numbers)).split(",") if part]
     named = [number for span in spans for number in range(int(span[0]), int(span[-1]) + 1)]
     assert named == sorted(numbers)
+
+
+HALF = NodeResources("nvidia", (2,), ("GPU-2",), share=0.5)
+
+
+@pytest.mark.parametrize(
+    ("stated", "argv"),
+    [
+        ((), ("--gpu-memory-utilization", "0.4600")),
+        (("--gpu-memory-utilization", "0.8", "--seed", "1"), ("--seed", "1", "--gpu-memory-utilization", "0.4000")),
+        (("--gpu-memory-utilization=0.8",), ("--gpu-memory-utilization", "0.4000")),
+    ],
+)
+def test_an_engine_takes_only_its_share_of_a_devices_memory(stated: tuple[str, ...], argv: tuple[str, ...]) -> None:
+    assert with_device_share(Launch(stated, {}), HALF, "vllm", 1).argv == argv
+    assert with_device_share(Launch(stated, {}), PAIR, "vllm", 2).argv == stated
+    assert with_device_share(Launch(stated, {}), None, "vllm", 2).argv == stated
+    assert with_device_share(Launch(stated, {}), HALF, "llama-cpp", 1).argv == stated
+
+
+@pytest.mark.parametrize(
+    ("engine", "argv", "nodes", "says"),
+    [
+        ("generic", (), 1, "engine generic cannot be limited to a share of a device"),
+        ("vllm", (), 2, "two ranks cannot use one device"),
+        ("vllm", ("--gpu-memory-utilization", "most"), 1, "is 'most'; it must be a number"),
+    ],
+)
+def test_what_cannot_share_a_device_starts_nowhere(engine: str, argv: tuple[str, ...], nodes: int, says: str) -> None:
+    with pytest.raises(EngineUnavailable, match=says):
+        with_device_share(Launch(argv, {}), HALF, engine, nodes)
+
+
+def test_engines_on_one_device_start_one_after_the_other(tmp_path: Path) -> None:
+    first, second = DeviceTurn(tmp_path, HALF), DeviceTurn(tmp_path, HALF)
+    elsewhere = DeviceTurn(tmp_path, NodeResources("nvidia", (3,), ("GPU-3",), share=0.5))
+    whole = DeviceTurn(tmp_path, PAIR)
+    assert [turn.take() for turn in (first, first, second, elsewhere, whole)] == [True, True, False, True, True]
+    first.leave()
+    assert [turn.take() for turn in (second, first)] == [True, False]
+    second.leave()
+
+
+TAKES_TURN = """
+import sys
+from pathlib import Path
+from engine_agent.node.devices import DeviceTurn
+from engine_agent.protocol.machine_messages import NodeResources
+turn = DeviceTurn(Path(sys.argv[1]), NodeResources("nvidia", (2,), ("GPU-2",), share=0.5))
+print(turn.take(), flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_turn_of_an_agent_that_was_killed_is_free(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TAKES_TURN, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "True\n"
+        assert not DeviceTurn(tmp_path, HALF).take()
+        other.kill()
+    assert DeviceTurn(tmp_path, HALF).take()

@@ -9,12 +9,14 @@ import pytest
 import pytest_asyncio
 
 from engine_agent.node.builds import NodeBuilds
+from engine_agent.node.devices import DeviceTurn
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.journal import Journal
 from engine_agent.node.launch import NodePlace
 from engine_agent.node.node import LocalNode
 from engine_agent.node.planning.node import MarkFailed, Membership, StartEngine
 from engine_agent.node.record import JOURNAL_FILE, NodeRecord, ProcessRecord
+from engine_agent.protocol.machine_messages import NodeResources
 from engine_agent.protocol.messages import EnginePlan, Fault
 from engine_agent.protocol.states import AgentKind, Phase
 from tests.engine_agent.orders import assignment, order
@@ -26,12 +28,12 @@ MEMBER = Membership("c-1", 1, 0)
 class Rig:
     """A node under test and what it reported to its agent."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, owns: NodeResources | None = None) -> None:
         self.faults: list[Fault] = []
         self.changes = 0
         self.home = home
         place = NodePlace(
-            "n-1", home, "127.0.0.1", 19990, home, home / "fetched", lambda: {"vllm": home / "not-installed"}
+            "n-1", home, "127.0.0.1", 19990, home, home / "fetched", lambda: {"vllm": home / "not-installed"}, owns=owns
         )
         enrolment = Enrolment("http://127.0.0.1:9", AgentKind.NODE, "n-1", home)
         self.node = LocalNode(
@@ -155,3 +157,25 @@ async def test_a_disk_that_refuses_does_not_keep_a_node_from_obeying(held: Rig) 
     held.node.take_order(order(1, assignment()))
     assert held.node.desired == assignment()
     assert "journal.json" in held.node.journal_error
+
+
+@pytest.mark.asyncio
+async def test_an_engine_on_a_shared_device_waits_for_its_turn(tmp_path: Path) -> None:
+    given = assignment(plan=EnginePlan("vllm", "m", max_concurrency=1, ready_timeout_s=1.0))
+    half = NodeResources("nvidia", (0,), ("GPU-0",), share=0.5)
+    held, other = Rig(tmp_path, half), DeviceTurn(tmp_path / "fetched" / "device-turns", half)
+    try:
+        assert other.take()
+        held.node.take_order(order(1, given))
+        step = StartEngine(given, "it is ordered")
+        held.node.apply(step)
+        assert held.node.snapshot(None).before_start == "it waits until another engine on its device has started"
+        assert held.faults == []
+        other.leave()
+        held.node.apply(step)
+        assert held.node.snapshot(None).before_start == ""
+        assert held.faults, "its engine is not installed, and its start was tried"
+        assert other.take(), "a start that failed gives the turn back"
+    finally:
+        other.leave()
+        held.node.close()

@@ -17,7 +17,7 @@ from fleet.clouds.base import LaunchSpec, ProviderError
 from fleet.clouds.machines import MachinesProvider
 from fleet.faults.models import Incident
 from fleet.faults.services.incidents import hardware_fault_record
-from fleet.machines.layouts import InvalidLayout, missing_devices, parse_layout, plan_layout
+from fleet.machines.layouts import InvalidLayout, facts_of_node, missing_devices, parse_layout, plan_layout
 from fleet.machines.models import Machine, MachineSlot
 from fleet.machines.selectors import free_machines, machine_orders, notices_of, pool_of
 from fleet.machines.services.layouts import machine_layout_set
@@ -50,22 +50,29 @@ CHIPS = msgspec.structs.replace(
 
 @pytest.mark.parametrize(
     ("text", "sizes"),
-    [("8x1", (1,) * 8), ("4x2", (2,) * 4), ("1x8", (8,)), ("2x2+4x1", (2, 2, 1, 1, 1, 1))],
+    [("8x1", (1,) * 8), ("4x2", (2,) * 4), ("1x8", (8,)), ("2x2+4x1", (2, 2, 1, 1, 1, 1)), ("1x1/1", (1,))],
 )
 def test_a_layout_states_the_devices_of_each_node(text: str, sizes: tuple[int, ...]) -> None:
     assert parse_layout(text) == sizes
     assert [len(owns.devices) for owns in plan_layout(text, HOST)] == list(sizes)
 
 
-@pytest.mark.parametrize("text", ["", "8", "8*1", "0x1", "1x0", "x", "8x1+", "٨x1", "8x1 ", "-1x2", "8x1\n"])
+@pytest.mark.parametrize(
+    "text", ["", "8", "8*1", "0x1", "1x0", "x", "8x1+", "٨x1", "8x1 ", "-1x2", "8x1\n", "8x1/", "8x1/0"]
+)
 def test_another_form_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(InvalidLayout, match="must be NODESxDEVICES, such as 8x1, 4x2 or 1x8"):
+    with pytest.raises(InvalidLayout, match="must be NODESxDEVICES, such as 8x1, 4x2, 1x8"):
         parse_layout(text)
 
 
 @pytest.mark.parametrize(
     ("text", "facts", "says"),
     [
+        ("4x3/2", HOST, "has 3/2 of a device; possible are 1/2 to 1/8 and whole devices"),
+        ("9x1/9", HOST, "has 1/9 of a device"),
+        ("17x1/2", HOST, "needs 9 devices, and the machine has 8"),
+        ("2x1/2", PLAIN, "shares of CPUs cannot be divided further"),
+        ("2x1/2", CHIPS, "devices of trn1.32xlarge cannot be divided further"),
         ("999x1", HOST, "has too many nodes or devices; at most 64 of each are possible"),
         ("+".join(["1x1"] * 60), HOST, "must be NODESxDEVICES"),
         ("4x4", HOST, "needs 16 devices, and the machine has 8 of NVIDIA H100 80GB HBM3; 1x8 or 8x1 would fit"),
@@ -86,6 +93,17 @@ def test_a_node_gets_devices_and_the_cpus_next_to_them() -> None:
     assert (first.cpus, second.cpus) == (tuple(range(8)), tuple(range(8, 16)))
     assert (first.memory_bytes, second.devices) == (32 * 2**30, (4, 5, 6, 7))
     assert plan_layout("4x4", CHIPS)[1].cores_per_device == 2
+
+
+def test_nodes_that_share_a_device_get_parts_of_its_memory_and_of_its_hosts() -> None:
+    parts = plan_layout("2x1/2+1x1/4+1x2+1x1/2", HOST)
+    assert [(owns.devices, owns.share) for owns in parts] == [
+        *(((0,), 0.5), ((0,), 0.5), ((1,), 0.25), ((2, 3), 1.0), ((4,), 0.5)),
+    ]
+    assert [owns.memory_bytes / 2**30 for owns in parts] == [4, 4, 2, 16, 4]
+    half = facts_of_node(HOST, parts[0])
+    assert half.devices == (msgspec.structs.replace(GPUS[0], memory_bytes=40 * 2**30),)
+    assert len(plan_layout("16x1/2", HOST)) == 16
 
 
 def test_shares_of_few_cpus_overlap() -> None:

@@ -210,7 +210,7 @@ OLD = "generation 1 of c-1 has not ended yet"
         (assignment(rank=1), STARTING_FOLLOWER, "starting", "no answer yet"),
         (assignment(rank=1), replace(STARTING_FOLLOWER, health=Health(ok=True)), "ready", ""),
         (assignment(), NodeSnapshot(), "starting", "the engine is about to start"),
-        (assignment(), NodeSnapshot(fetching="build b: fetching 1 of 2 GB"), "starting", "build b: fetching 1 of 2 GB"),
+        (assignment(), NodeSnapshot(before_start="build b: fetching 1 GB"), "starting", "build b: fetching 1 GB"),
         (assignment(), replace(SERVING, health=UNHEALTHY, was_ready=False), "starting", "follower 1 is gone"),
         (assignment(), replace(SERVING, health=UNHEALTHY), "starting", "follower 1 is gone"),
         (assignment(), replace(SERVING, proxy_phase=None), "starting", "the cell proxy has not answered yet"),

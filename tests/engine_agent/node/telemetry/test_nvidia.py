@@ -69,9 +69,10 @@ def test_the_numa_node_of_a_device_is_found_by_its_pci_address(tmp_path: Path) -
 
 
 @pytest.mark.asyncio
-async def test_energy_of_a_node_is_that_of_its_devices() -> None:
+@pytest.mark.parametrize(("share", "microjoules"), [(1.0, 3_000), (0.5, 1_500)])
+async def test_energy_of_a_node_is_that_of_its_devices_or_of_its_share(share: float, microjoules: int) -> None:
     machine = Machine(Library(devices=2), files=2)
-    owns = NodeResources("nvidia", (1,), ("GPU-00000001-1111-2222-3333-444444444444",))
+    owns = NodeResources("nvidia", (1,), ("GPU-00000001-1111-2222-3333-444444444444",), share=share)
     monitor = energy_here(AcceleratorMonitor([machine.reader], owns), NOWHERE)
     async with machine.read() as reader:
         await eventually(lambda: reader.energy is not None)
@@ -83,7 +84,7 @@ async def test_energy_of_a_node_is_that_of_its_devices() -> None:
             return monitor.meters()[0].microjoules > 0
 
         await eventually(is_counted)
-        assert [meter.microjoules for meter in monitor.meters()] == [3_000]
+        assert [meter.microjoules for meter in monitor.meters()] == [microjoules]
 
 
 @pytest.mark.asyncio
