@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from engine_agent.engines.base import EngineUnavailable, Launch
-from engine_agent.protocol.machine_messages import NodeResources
+from engine_agent.protocol.machine_messages import INSTANCES_FROM, NodeResources, gpu_index
 from engine_agent.protocol.messages import Accelerator, Fault
 from engine_agent.protocol.signatures import FaultSignature
 
@@ -75,6 +75,7 @@ def own_faults(
         found = own()
         of = fault.evidence.get("device", fault.evidence.get("nd_id"))
         indices = {device.index for device in found} or set(owns.devices)
+        indices |= {gpu_index(index) for index in indices if owns.kind == NVIDIA}  # a fault of a GPU hits its instances
         if of is not None and str(of) not in {str(index) for index in indices}:
             return
         if fault.signature == FaultSignature.ACCELERATOR_MISSING and len(found) == len(owns.devices):
@@ -91,6 +92,8 @@ def visible_devices(owns: NodeResources | None, machine: Sequence[Accelerator]) 
         return {}
     indices = _current_indices(owns, machine)
     shown = {DEVICES_VARIABLE: f"{owns.kind} {','.join(map(str, indices))}"}
+    if is_instance(owns):
+        return {**shown, "CUDA_VISIBLE_DEVICES": owns.uuids[0]}  # instances have no other name
     if owns.kind == NVIDIA:
         # Without the order, CUDA numbers the fastest device first and NVML by PCI address.
         return {**shown, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, indices))}
@@ -98,6 +101,11 @@ def visible_devices(owns: NodeResources | None, machine: Sequence[Accelerator]) 
         cores = [n * owns.cores_per_device + core for n in indices for core in range(owns.cores_per_device)]
         return {**shown, "NEURON_RT_VISIBLE_CORES": number_ranges(cores)}
     return shown
+
+
+def is_instance(owns: NodeResources) -> bool:
+    """Whether a node owns a MIG instance."""
+    return owns.kind == NVIDIA and owns.devices[0] >= INSTANCES_FROM
 
 
 def with_devices(launch: Launch, owns: NodeResources | None, machine: Sequence[Accelerator]) -> Launch:
@@ -118,6 +126,8 @@ SHARES_AS_IT_IS = frozenset({"llama-cpp", "sim"})
 def with_device_share(launch: Launch, owns: NodeResources | None, engine: str, nodes: int) -> Launch:
     """Returns the launch of an engine that takes only its node's share of a device's memory. `nodes`: of its cell.
     Raises EngineUnavailable if the engine cannot be limited, or the cell has several nodes."""
+    if owns is not None and is_instance(owns) and nodes > 1:
+        raise EngineUnavailable("a cell of several nodes needs whole GPUs: MIG instances have no links to each other")
     if owns is None or owns.share >= 1.0 or (engine in SHARES_AS_IT_IS and nodes == 1):
         return launch
     if nodes > 1:

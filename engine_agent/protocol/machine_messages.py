@@ -78,6 +78,27 @@ class Device(Struct, frozen=True):
     numa: int | None = None
 
 
+MIG = " MIG "
+"""In the name of a MIG instance, between the GPU's and the profile's: `NVIDIA H100 80GB HBM3 MIG 1g.10gb`."""
+INSTANCES_FROM, INSTANCES_EACH = 1000, 100
+"""Index of the first MIG instance of the first GPU, and the difference to the next GPU's."""
+
+
+def instance_index(gpu: int, number: int) -> int:
+    """The index of a MIG instance of a GPU."""
+    return INSTANCES_FROM + INSTANCES_EACH * gpu + number
+
+
+def gpu_index(index: int) -> int:
+    """The index of the GPU of a device, which may be one of its MIG instances."""
+    return index if index < INSTANCES_FROM else (index - INSTANCES_FROM) // INSTANCES_EACH
+
+
+def mig_profile(name: str) -> str:
+    """The profile in the name of a MIG instance, as `1g.10gb`; "" for a whole GPU."""
+    return name.partition(MIG)[2]
+
+
 class MachineFacts(Struct, frozen=True):
     """The hardware and software of a host. `port_base`: the first of the free ports for a node. `clock_ahead_s`: its
     clock minus the control plane's, when it joined. `notices`: problems that do not prevent work, one sentence each.

@@ -8,7 +8,7 @@ from itertools import accumulate, groupby
 
 from msgspec.structs import replace
 
-from engine_agent.protocol.machine_messages import Device, MachineFacts, NodeResources
+from engine_agent.protocol.machine_messages import Device, MachineFacts, NodeResources, mig_profile
 from engine_agent.protocol.ports import PORTS_PER_NODE, first_ports
 from engine_agent.protocol.states import AgentKind
 from fleet.machines.planner import why_unfit
@@ -19,19 +19,35 @@ MOST_NODES = 64
 MOST_SHARING = 8
 """Nodes of one device: each needs gigabytes of memory for the context of its engine alone."""
 _LAYOUT_PART = re.compile(r"([1-9][0-9]{0,2})x([1-9][0-9]{0,2})(?:/([1-9][0-9]{0,2}))?", re.ASCII)
+_PROFILES_PART = re.compile(r"([1-9][0-9]{0,2})x([1-7]g\.[1-9][0-9]{0,2}gb)", re.ASCII)
 
 
 class InvalidLayout(ValueError):
     """Not a layout, or not one for this machine; the text says why and what is possible."""
 
 
+def profiles_of(layout: str) -> tuple[str, ...]:
+    """Returns the MIG profile of each node for a layout of profiles, as `7x1g.10gb` or `1x3g.40gb+4x1g.10gb`; ()
+    for a layout of devices."""
+    parts = [_PROFILES_PART.fullmatch(part) for part in layout[:200].split("+")]
+    if not all(parts):
+        return ()
+    return tuple(part[2] for part in parts if part is not None for _ in range(int(part[1])))
+
+
 def parse_layout(text: str) -> tuple[Fraction, ...]:
-    """Returns the devices of each node: `4x2` is four nodes of two devices, `2x2+4x1` two of two and four of one, and
-    `16x1/2` sixteen of half a device each. Raises InvalidLayout for another form, or more nodes than a machine can
-    have."""
+    """Returns the devices of each node: `4x2` is four nodes of two devices, `2x2+4x1` two of two and four of one,
+    `16x1/2` sixteen of half a device each, and `7x1g.10gb` seven of one MIG instance. Raises InvalidLayout for another
+    form, or more nodes than a machine can have."""
+    if profiles := profiles_of(text):
+        return (
+            parse_layout(f"{len(profiles)}x1") if len(profiles) <= MOST_NODES else parse_layout(f"{MOST_NODES + 1}x1")
+        )
     parts = [_LAYOUT_PART.fullmatch(part) for part in text[:200].split("+")]
     if len(text) > 200 or not all(parts):
-        raise InvalidLayout(f"layout {text[:40]!r} must be NODESxDEVICES, such as 8x1, 4x2, 1x8+2x4 or 16x1/2")
+        raise InvalidLayout(
+            f"layout {text[:40]!r} must be NODESxDEVICES, such as 8x1, 4x2, 1x8+2x4, 16x1/2 or 7x1g.10gb"
+        )
     counts = [(int(part[1]), int(part[2]), int(part[3] or 1)) for part in parts if part is not None]
     for _, devices, sharing in counts:
         if sharing > MOST_SHARING or (sharing > 1 and devices != 1):
@@ -65,8 +81,9 @@ def plan_layout(text: str, facts: MachineFacts) -> tuple[NodeResources, ...]:
         every = [Device(CPU, "share", index=index) for index in range(needed)]
     else:
         every = sorted(facts.devices, key=lambda device: device.index or 0)
-        _check_devices(text, needed, every)
-    if any(size < 1 for size in sizes) and every[0].kind != NVIDIA:
+        every = _of_profiles(text, every) if profiles_of(text) else every
+        _check_devices(text, places, every)
+    if any(size < 1 for size in sizes) and (every[0].kind != NVIDIA or mig_profile(every[0].name)):
         whose = "shares of CPUs" if every[0].kind == CPU else f"devices of {every[0].name}"
         raise InvalidLayout(f"layout {text} divides devices, and {whose} cannot be divided further; use whole ones")
     parts = [[every[at] for at in place] for place in places]
@@ -99,7 +116,24 @@ def _places(sizes: Sequence[Fraction]) -> list[range]:
     return places
 
 
-def _check_devices(text: str, needed: int, devices: Sequence[Device]) -> None:
+def _of_profiles(text: str, devices: Sequence[Device]) -> list[Device]:
+    """The MIG instances for the nodes of a layout of profiles, in order."""
+    free: dict[str, list[Device]] = {}
+    for device in devices:
+        free.setdefault(mig_profile(device.name), []).append(device)
+    wanted = profiles_of(text)
+    for profile in dict.fromkeys(wanted):
+        if wanted.count(profile) > len(free.get(profile, ())):
+            there = [f"{len(found)} of {name}" for name, found in sorted(free.items()) if name]
+            raise InvalidLayout(
+                f"layout {text} needs {wanted.count(profile)} MIG instances of {profile}, and the machine has "
+                f"{', '.join(there) or 'none'}; create them with nvidia-smi, which its agent then reports"
+            )
+    return [free[profile].pop(0) for profile in wanted]
+
+
+def _check_devices(text: str, parts: Sequence[range], devices: Sequence[Device]) -> None:
+    needed = max(part[-1] for part in parts) + 1
     if len({device.kind for device in devices}) > 1 or any(device.index is None for device in devices):
         raise InvalidLayout("its devices are of several makes or without numbers, so no layout can name them")
     if needed > len(devices):
@@ -107,6 +141,10 @@ def _check_devices(text: str, needed: int, devices: Sequence[Device]) -> None:
         raise InvalidLayout(
             f"layout {text} needs {needed} devices, and the machine has {len(devices)} of {devices[0].name}; "
             f"{largest} or {len(devices)}x1 would fit"
+        )
+    if any(len(part) > 1 for part in parts) and any(mig_profile(device.name) for device in devices):
+        raise InvalidLayout(
+            f"layout {text} joins MIG instances, which have no links to each other; use one for each node"
         )
     if devices[0].kind == NEURON and not all(device.cores for device in devices):
         raise InvalidLayout("its driver does not report the cores of its devices, so no layout can name them")
@@ -183,9 +221,12 @@ def even_sizes(devices: int, size: int, *, are_shares: bool) -> list[int]:
 
 
 def node_sizes(layout: str, facts: MachineFacts, shapes: Iterable[InstanceShape]) -> dict[str, int]:
-    """Instance type -> fewest devices of a node of this type, for the types of which this machine can have nodes."""
+    """Instance type -> fewest devices of a node of this type, for the types of which this machine can have nodes. Empty
+    if its devices differ, as MIG instances of several profiles."""
     devices = device_count(layout, facts)
     found: dict[str, int] = {}
+    if len({device.name for device in facts.devices}) > 1:
+        return found
     for shape in shapes:
         for size in [shape.chips] if facts.devices else range(1, devices + 1):
             if 1 <= size <= devices and shape.accelerator != NO_ACCELERATOR and _fits(size, devices, facts, shape):

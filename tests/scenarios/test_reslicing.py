@@ -4,6 +4,7 @@ node sizes. Meanwhile another deployment, on it and on a second host, answers ev
 
 import asyncio
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Iterator
@@ -94,8 +95,8 @@ def hosts_of(fleet: RunningFleet, deployment: str) -> list[str]:
 
 @contextlib.contextmanager
 def load(url: str, model: str) -> Iterator[SteadyTraffic]:
-    """Ten requests a second from another thread until the block ends, and every answer."""
-    traffic, stop = SteadyTraffic(url, per_s=10, model=model), threading.Event()
+    """Five short requests a second from another thread until the block ends, and every answer."""
+    traffic, stop = SteadyTraffic(url, per_s=5, body=request_of(model)), threading.Event()
 
     async def flow() -> None:
         async with traffic.flowing():
@@ -110,10 +111,13 @@ def load(url: str, model: str) -> Iterator[SteadyTraffic]:
         thread.join()
 
 
+def request_of(model: str) -> bytes:
+    return json.dumps({"model": model, "max_tokens": 8, "messages": [{"role": "user", "content": "hi"}]}).encode()
+
+
 def answers(url: str, model: str) -> bool:
-    body = {"model": model, "messages": [{"role": "user", "content": "hi"}]}
     with contextlib.suppress(httpx.HTTPError):
-        return CLIENT.post(f"{url}/v1/chat/completions", json=body).status_code == 200
+        return CLIENT.post(f"{url}/v1/chat/completions", content=request_of(model)).status_code == 200
     return False
 
 

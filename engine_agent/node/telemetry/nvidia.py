@@ -1,6 +1,7 @@
 """Reads NVIDIA devices from a separate thread: use, memory and error counters every few seconds, and error events as
-they come. A hanging driver blocks only that thread; the node then reports how long it has been silent. `Nvml` is the
-NVIDIA Management Library with types. Each of its calls may block as long as the driver."""
+they come. A GPU with MIG is shown as its instances, whose use NVML does not measure. A hanging driver blocks only that
+thread; the node then reports how long it has been silent. `Nvml` is the NVIDIA Management Library with types. Each of
+its calls may block as long as the driver."""
 
 import asyncio
 import contextlib
@@ -13,8 +14,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, TypeVar
 
+from msgspec import structs
+
 from engine_agent.node.planning.energy import Reading
 from engine_agent.node.telemetry.accelerators import OnFault, Restarts, grown, hardware_fault
+from engine_agent.protocol.machine_messages import instance_index
 from engine_agent.protocol.messages import Accelerator
 from engine_agent.protocol.signatures import FaultSignature
 
@@ -30,6 +34,7 @@ MOST_WATTS = 2_000.0
 _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 _XID_CRITICAL_ERROR = 8
 _GPU_RECOVERY_ACTION = 230
+_MIG_ENABLED = 1
 
 T = TypeVar("T")
 
@@ -92,6 +97,32 @@ class Nvml:
             uuid=uuid,
             numa=self._numa[uuid],
         )
+
+    def instances(self, index: int) -> tuple[Accelerator, ...] | None:
+        """The MIG instances of a GPU, with its error counters; None without MIG. Raises NvmlFailed as `read`."""
+        handle = self._call("nvmlDeviceGetHandleByIndex", index)
+        mode = self._call_or_none("nvmlDeviceGetMigMode", handle)
+        if mode is None or mode[0] != _MIG_ENABLED:
+            return None
+        gpu = self.read(index)
+        found: list[Accelerator] = []
+        for number in range(self._call_or_none("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
+            instance = self._call_or_none("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
+            if instance is None:
+                continue  # a place without an instance
+            memory = self._call("nvmlDeviceGetMemoryInfo", instance)
+            found.append(
+                structs.replace(
+                    gpu,
+                    index=instance_index(index, number),
+                    name=_text(self._call("nvmlDeviceGetName", instance)),
+                    utilisation_percent=None,
+                    memory_used_bytes=int(memory.used),
+                    memory_total_bytes=int(memory.total),
+                    uuid=_text(self._call("nvmlDeviceGetUUID", instance)),
+                )
+            )
+        return tuple(found)
 
     def energy(self, index: int) -> Reading | None:
         """The energy of a device since its driver was loaded; None if unsupported or without an answer."""
@@ -306,8 +337,10 @@ class NvidiaReader:
             log.warning("nvidia: %s", trouble)
             self._first_read.set()
 
-    def _apply_readings(self, read: Mapping[int, Accelerator | NvmlFailed]) -> None:
+    def _apply_readings(self, read: Mapping[int, Accelerator | NvmlFailed], count: int) -> None:
+        """`count`: of GPUs. Instances that were removed are shown no more."""
         self._note_response()
+        self._devices = {index: device for index, device in self._devices.items() if index in read}
         for index, device in read.items():
             if isinstance(device, NvmlFailed):
                 self._mark_lost(index, device)
@@ -318,7 +351,7 @@ class NvidiaReader:
                 self._report_counters(device, before.errors if before is not None else {})
         if not self._first_read.is_set():
             self._first_read.set()
-            self._check_device_count(len(read))
+            self._check_device_count(count)
 
     def _note_energy(self, at_s: float, readings: Mapping[str, Reading]) -> None:
         self._energy = (at_s, readings) if readings else None
@@ -408,7 +441,7 @@ class _Session:
         try:
             while not stop.is_set():
                 if monotonic() >= read_at_s:
-                    self._post(self._reader._apply_readings, _read_all(nvml))
+                    self._post(self._reader._apply_readings, _read_all(nvml), nvml.device_count)
                     self._post(self._reader._note_energy, monotonic(), _energy_of_all(nvml))
                     read_at_s = monotonic() + times.read_every_s
                 xid = nvml.next_xid(times.wait_ms)
@@ -435,7 +468,11 @@ def _read_all(nvml: Nvml) -> dict[int, Accelerator | NvmlFailed]:
     read: dict[int, Accelerator | NvmlFailed] = {}
     for index in range(nvml.device_count):
         try:
-            read[index] = nvml.read(index)
+            instances = nvml.instances(index)
+            if instances is None:
+                read[index] = nvml.read(index)
+            else:
+                read |= {instance.index: instance for instance in instances}
         except NvmlFailed as failed:
             read[index] = failed
     return read

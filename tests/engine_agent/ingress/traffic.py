@@ -15,8 +15,7 @@ REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r
 class SteadyTraffic:
     """Requests without retries. `served` counts answers by server."""
 
-    def __init__(self, url: str, per_s: float, model: str = "demo") -> None:
-        body = BODY.replace(b"demo", model.encode())
+    def __init__(self, url: str, per_s: float, body: bytes = BODY) -> None:
         self._request = REQUEST % (len(body), body)
         self._port = urlsplit(url).port
         self._interval_s = 1.0 / per_s

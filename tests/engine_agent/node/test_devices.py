@@ -193,3 +193,10 @@ def test_the_turn_of_an_agent_that_was_killed_is_free(tmp_path: Path) -> None:
         assert not DeviceTurn(tmp_path, HALF).take()
         other.kill()
     assert DeviceTurn(tmp_path, HALF).take()
+
+
+def test_a_cell_of_several_nodes_cannot_use_mig_instances() -> None:
+    owns = NodeResources("nvidia", (1002,), ("MIG-02",))
+    assert with_device_share(Launch(("engine",), {}), owns, "vllm", 1).argv == ("engine",)
+    with pytest.raises(EngineUnavailable, match="MIG instances have no links to each other"):
+        with_device_share(Launch(("engine",), {}), owns, "vllm", 2)

@@ -10,7 +10,7 @@ from django.db import connection
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.protocol.machine_messages import Device, MachineFacts, MachineReport, NodeRun
+from engine_agent.protocol.machine_messages import Device, MachineFacts, MachineReport, NodeRun, instance_index
 from engine_agent.protocol.states import AgentKind, MachinePhase
 from fleet.agents.services.enrolment import EnrolmentRefused, agent_enrol, credential_issue
 from fleet.clouds.base import LaunchSpec, ProviderError
@@ -104,6 +104,37 @@ def test_nodes_that_share_a_device_get_parts_of_its_memory_and_of_its_hosts() ->
     half = facts_of_node(HOST, parts[0])
     assert half.devices == (msgspec.structs.replace(GPUS[0], memory_bytes=40 * 2**30),)
     assert len(plan_layout("16x1/2", HOST)) == 16
+
+
+def mig(number: int, profile: str) -> Device:
+    return Device("nvidia", f"{NAME} MIG {profile}", None, 10 * 2**30, instance_index(0, number), f"MIG-{number}", 0)
+
+
+SLICED = msgspec.structs.replace(
+    HOST, devices=(mig(0, "1g.10gb"), mig(1, "3g.40gb"), *(mig(number, "1g.10gb") for number in (2, 3, 4)), GPUS[1])
+)
+
+
+def test_a_layout_of_profiles_gives_each_node_an_instance_of_its_profile() -> None:
+    parts = plan_layout("1x3g.40gb+3x1g.10gb", SLICED)
+    assert [owns.uuids for owns in parts] == [("MIG-1",), ("MIG-0",), ("MIG-2",), ("MIG-3",)]
+    assert {owns.share for owns in parts} == {1.0}
+    assert len(facts_of_node(SLICED, parts[0]).devices) == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("7x1g.10gb", "needs 7 MIG instances of 1g.10gb, and the machine has 4 of 1g.10gb, 1 of 3g.40gb; create them"),
+        ("1x2", "joins MIG instances, which have no links to each other"),
+        ("99x1g.10gb", "has too many nodes"),
+        ("1x8g.10gb", "must be NODESxDEVICES"),
+        ("2x1/2+4x1", "cannot be divided further"),
+    ],
+)
+def test_mig_instances_that_a_machine_does_not_have_are_named(text: str, says: str) -> None:
+    with pytest.raises(InvalidLayout, match=says):
+        plan_layout(text, msgspec.structs.replace(SLICED, devices=SLICED.devices[:-1]))
 
 
 def test_shares_of_few_cpus_overlap() -> None:

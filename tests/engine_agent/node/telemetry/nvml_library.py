@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from engine_agent.node.telemetry.nvidia import GPU_IS_LOST
 
-TIMEOUT, NOT_SUPPORTED, UNKNOWN = 10, 3, 999
+TIMEOUT, NOT_SUPPORTED, NOT_FOUND, UNKNOWN = 10, 3, 6, 999
 
 
 class NvmlError(Exception):
@@ -31,6 +31,8 @@ class Library:
         self.xids: list[tuple[int, int]] = []
         self.sessions = 0
         self.millijoules: dict[int, int] = {}
+        self.profiles: dict[int, list[str]] = {}
+        """GPU -> the profiles of its MIG instances, "" for a place without one; GPUs without MIG are left out."""
         self.blocked = threading.Event()
         self.blocked.set()
 
@@ -55,13 +57,32 @@ class Library:
             raise NvmlError(GPU_IS_LOST)
         return index
 
-    def nvmlDeviceGetName(self, handle: int) -> bytes:
+    def nvmlDeviceGetMigMode(self, handle: int) -> list[int]:
+        self._may("nvmlDeviceGetMigMode")
+        return [int(handle in self.profiles)] * 2
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: int) -> int:
+        return len(self.profiles[handle])
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: int, number: int) -> tuple[int, int]:
+        if not self.profiles[handle][number]:
+            raise NvmlError(NOT_FOUND)
+        return handle, number
+
+    def nvmlDeviceGetName(self, handle: int | tuple[int, int]) -> bytes:
+        """Of an instance as in NVIDIA's MIG User Guide: `NVIDIA A100-SXM4-40GB MIG 1g.5gb`."""
+        if isinstance(handle, tuple):
+            return f"NVIDIA H100 80GB HBM3 MIG {self.profiles[handle[0]][handle[1]]}".encode()
         return b"NVIDIA H100 80GB HBM3"
 
-    def nvmlDeviceGetUUID(self, handle: int) -> bytes:
+    def nvmlDeviceGetUUID(self, handle: int | tuple[int, int]) -> bytes:
+        if isinstance(handle, tuple):
+            return f"MIG-{handle[0]}{handle[1]}000000-1111-2222-3333-444444444444".encode()
         return f"GPU-0000000{handle}-1111-2222-3333-444444444444".encode()
 
-    def nvmlDeviceGetMemoryInfo(self, handle: int) -> SimpleNamespace:
+    def nvmlDeviceGetMemoryInfo(self, handle: int | tuple[int, int]) -> SimpleNamespace:
+        if isinstance(handle, tuple):
+            return SimpleNamespace(total=10 * 2**30, used=2**20)
         return SimpleNamespace(total=80 * 2**30, used=5 * 2**30)
 
     def nvmlDeviceGetUtilizationRates(self, handle: int) -> SimpleNamespace:

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from engine_agent.node.devices import own_faults, visible_devices
 from engine_agent.node.telemetry.accelerators import AcceleratorMonitor, Restarts
 from engine_agent.node.telemetry.energy import energy_here
 from engine_agent.node.telemetry.nvidia import NvidiaReader, NvidiaTimes, NvmlFailed, numa_node
 from engine_agent.protocol.machine_messages import NodeResources
 from engine_agent.protocol.messages import Fault
-from engine_agent.protocol.signatures import fault_scope, is_hard
+from engine_agent.protocol.signatures import FaultSignature, fault_scope, is_hard
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.node.telemetry.nvml_library import NOT_SUPPORTED, UNKNOWN, Library
 
@@ -260,3 +261,31 @@ async def test_a_machine_without_the_library_says_which_package_is_missing() -> 
     await eventually(lambda: "nvidia-ml-py is not installed; gave up" in reader.trouble)
     running.cancel()
     assert faults == []
+
+
+@pytest.mark.asyncio
+async def test_a_gpu_with_mig_is_shown_as_its_instances_and_its_faults_are_theirs() -> None:
+    library = Library(devices=2)
+    library.profiles = {0: ["1g.10gb", "", "3g.40gb"]}
+    machine = Machine(library, files=2)
+    async with machine.read() as reader:
+        await eventually(lambda: len(reader.devices) == 3)
+        assert [str(device) for device in reader.devices] == [
+            "nvidia 1: NVIDIA H100 80GB HBM3, 80 GiB",
+            "nvidia 1000: NVIDIA H100 80GB HBM3 MIG 1g.10gb, 10 GiB",
+            "nvidia 1002: NVIDIA H100 80GB HBM3 MIG 3g.40gb, 10 GiB",
+        ]
+        assert [device.utilisation_percent for device in reader.devices] == [37.0, None, None]
+        owns = NodeResources("nvidia", (1002,), (reader.devices[2].uuid,))
+        assert visible_devices(owns, reader.devices) == {
+            "SWITCHYARD_DEVICES": "nvidia 1002",
+            "CUDA_VISIBLE_DEVICES": "MIG-02000000-1111-2222-3333-444444444444",
+        }
+        taken: list[Fault] = []
+        filtered = own_faults(owns, taken.append, lambda: reader.devices[2:])
+        for device in (0, 1, 1000, 1002):
+            filtered(Fault(FaultSignature.NVIDIA_XID_FATAL, "text", {"device": device}))
+        assert [fault.evidence["device"] for fault in taken] == [0, 1002]
+        library.profiles = {0: ["1g.10gb"]}
+        await eventually(lambda: [device.index for device in reader.devices] == [1, 1000])
+        assert machine.faults == []
