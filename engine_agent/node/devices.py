@@ -187,6 +187,38 @@ class DeviceTurn:
             self._lock = None
 
 
+INSTANCE_USED_LEAST = 96 * 2**20
+"""Bytes of a MIG instance with an engine: the context of CUDA alone takes more, and an idle instance a few MiB."""
+
+
+class InstanceCheck:
+    """Whether an engine that is ready uses the MIG instance of its node. vLLM takes the number of an instance for that
+    of a GPU, so it could run elsewhere without an error."""
+
+    def __init__(self, owns: NodeResources | None) -> None:
+        self._owns = owns if owns is not None and is_instance(owns) else None
+        self._read_before: Accelerator | None = None
+
+    def restart(self) -> None:
+        """Call at each start of an engine."""
+        self._read_before = None
+
+    def trouble(self, machine: Sequence[Accelerator]) -> str:
+        """Why the engine must end, or "". `machine`: all devices as last read; only a reading after the first call, at
+        which the engine was ready, is evidence."""
+        found = own_devices(self._owns, machine) if self._owns is not None else ()
+        if not found:
+            return ""
+        (instance,) = found
+        self._read_before = self._read_before or instance
+        if instance is self._read_before or instance.memory_used_bytes is None:
+            return ""
+        if instance.memory_used_bytes >= INSTANCE_USED_LEAST:
+            return ""
+        used = f"{instance.memory_used_bytes / 2**20:.0f} MiB"
+        return f"the engine is not on its MIG instance {instance.uuid} ({instance.name}), which has {used} in use"
+
+
 def _current_indices(owns: NodeResources, machine: Sequence[Accelerator]) -> tuple[int, ...]:
     if owns.kind == CPU or not any(device.kind == owns.kind for device in machine):
         return owns.devices

@@ -15,7 +15,7 @@ from engine_agent.engines.registry import check_plan, check_role, engine_adapter
 from engine_agent.node import procfs, watch
 from engine_agent.node.accounts import Service, open_way, service_account
 from engine_agent.node.builds import HeldBuild, NodeBuilds
-from engine_agent.node.devices import DeviceTurn, with_device_share, with_devices
+from engine_agent.node.devices import DeviceTurn, InstanceCheck, with_device_share, with_devices
 from engine_agent.node.http import HttpClient, NoResponse
 from engine_agent.node.identity import IdentityCopy, with_certificate
 from engine_agent.node.journal import CorruptJournal, Journal
@@ -100,6 +100,7 @@ class LocalNode:
         self._proxy_change: asyncio.Task[None] | None = None
         self._turn = DeviceTurn(place.cache / "device-turns", place.owns)
         self._waits_for_turn = False
+        self._instance = InstanceCheck(place.owns)
         self.refused_order = ""
         self.journal_error = ""
 
@@ -199,6 +200,10 @@ class LocalNode:
         desired, engine = self.desired, self._processes.running(ProcessKind.ENGINE)
         if desired is None or engine is None or engine.membership != membership_of(desired):
             return
+        is_judged = self._failure is not None  # it is being stopped
+        if self.seen.was_ready and not is_judged and (trouble := self._instance.trouble(self._devices())):
+            self._give_up(engine.membership, trouble)
+            return
         proxy, before = self._processes.running(ProcessKind.PROXY), self.seen
         if desired.role is MemberRole.FOLLOWER:
             url = engine_adapter(desired.plan.engine).health_url(desired, self.place.context())
@@ -272,6 +277,7 @@ class LocalNode:
                 return  # passes follow in any case
             log.info("starting the engine: %s", step.reason)
             self.seen = watch.without_engine(self.seen)
+            self._instance.restart()
             context = self.place.launch_context(engine_of(given.plan, held))
             launch = with_fingerprint(
                 engine_adapter(given.plan.engine).launch(given, context), given.plan, self._stack()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from engine_agent.engines.base import EngineUnavailable, Launch
 from engine_agent.node.devices import (
     DeviceTurn,
+    InstanceCheck,
     number_ranges,
     own_devices,
     own_faults,
@@ -200,3 +201,22 @@ def test_a_cell_of_several_nodes_cannot_use_mig_instances() -> None:
     assert with_device_share(Launch(("engine",), {}), owns, "vllm", 1).argv == ("engine",)
     with pytest.raises(EngineUnavailable, match="MIG instances have no links to each other"):
         with_device_share(Launch(("engine",), {}), owns, "vllm", 2)
+
+
+def instance(used_mib: int | None) -> Accelerator:
+    used = None if used_mib is None else used_mib * 2**20
+    return Accelerator(1002, "nvidia", "H100 MIG 1g.10gb", memory_used_bytes=used, uuid="MIG-02")
+
+
+def test_an_engine_that_is_not_on_its_mig_instance_ends() -> None:
+    check = InstanceCheck(NodeResources("nvidia", (1002,), ("MIG-02",)))
+    before, idle = instance(3), instance(3)
+    assert [check.trouble([one]) for one in (before, before, instance(None), instance(700))] == [""] * 4
+    assert check.trouble([]) == "", "its driver does not answer"
+    assert check.trouble([idle]).startswith(
+        "the engine is not on its MIG instance MIG-02 (H100 MIG 1g.10gb), which has 3"
+    )
+    check.restart()
+    assert check.trouble([idle]) == "", "read before the engine was ready"
+    for whole in (None, HALF, PAIR):
+        assert [InstanceCheck(whole).trouble(GPUS) for _ in range(2)] == ["", ""]

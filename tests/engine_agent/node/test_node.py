@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from engine_agent.node import watch
 from engine_agent.node.builds import NodeBuilds
 from engine_agent.node.devices import DeviceTurn
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.journal import Journal
 from engine_agent.node.launch import NodePlace
 from engine_agent.node.node import LocalNode
-from engine_agent.node.planning.node import MarkFailed, Membership, StartEngine
+from engine_agent.node.planning.node import MarkFailed, Membership, StartEngine, StopEngine
 from engine_agent.node.record import JOURNAL_FILE, NodeRecord, ProcessRecord
 from engine_agent.protocol.machine_messages import NodeResources
-from engine_agent.protocol.messages import EnginePlan, Fault
+from engine_agent.protocol.messages import Accelerator, EnginePlan, Fault
 from engine_agent.protocol.states import AgentKind, Phase
+from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.orders import assignment, order
 
 GONE = ProcessRecord(pid=2**22 + 1, boot="b", started_ticks=1, cell="c-1", generation=1, rank=0)
@@ -32,6 +34,7 @@ class Rig:
         self.faults: list[Fault] = []
         self.changes = 0
         self.home = home
+        self.devices: list[Accelerator] = []
         place = NodePlace(
             "n-1", home, "127.0.0.1", 19990, home, home / "fetched", lambda: {"vllm": home / "not-installed"}, owns=owns
         )
@@ -42,6 +45,7 @@ class Rig:
             on_change=self._changed,
             on_fault=self.faults.append,
             builds=NodeBuilds(home / "builds", enrolment, self._changed),
+            devices=lambda: self.devices,
         )
 
     def _changed(self) -> None:
@@ -178,4 +182,28 @@ async def test_an_engine_on_a_shared_device_waits_for_its_turn(tmp_path: Path) -
         assert other.take(), "a start that failed gives the turn back"
     finally:
         other.leave()
+        held.node.close()
+
+
+@pytest.mark.asyncio
+async def test_an_engine_that_is_not_on_its_mig_instance_is_given_up_once(tmp_path: Path) -> None:
+    held = Rig(tmp_path, NodeResources("nvidia", (1002,), ("MIG-02",)))
+    held.devices = [Accelerator(1002, "nvidia", "H100 MIG 1g.10gb", memory_used_bytes=0, uuid="MIG-02")]
+    try:
+        held.node.take_order(order(1, assignment()))
+        held.node.apply(StartEngine(assignment(), "it is ordered"))
+        held.node.seen = watch.ProbeResults(was_ready=True)
+        await held.node.poll()
+        assert held.node.snapshot(None).failure is None, "what was read before is no evidence"
+        held.devices = [Accelerator(1002, "nvidia", "H100 MIG 1g.10gb", memory_used_bytes=1, uuid="MIG-02")]
+        for _ in range(2):
+            held.node.seen = watch.ProbeResults(was_ready=True)
+            await held.node.poll()
+        failure = held.node.snapshot(None).failure
+        assert failure is not None
+        assert failure.reason.startswith("the engine is not on its MIG instance MIG-02")
+        assert len(held.faults) == 1
+    finally:
+        held.node.apply(StopEngine(0.0, "the test ends"))
+        await eventually(lambda: not held.node.is_serving)
         held.node.close()
