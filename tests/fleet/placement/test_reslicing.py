@@ -1,4 +1,4 @@
-"""Which machine gets another layout for cells that wait, and what keeps a machine as it is."""
+"""Machines get another layout for cells that wait, unless one of these conditions keeps them as they are."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
