@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from fleet.deployments.planner import UpdatePolicy
-from fleet.faults.planning.views import NoticeView
+from fleet.faults.planning.views import NoticeView, Rung, SignalView
 from fleet.reconcile.planning.snapshot import RolloutView, VersionView
 from fleet.reconcile.planning.states import NoticeKind, RolloutState
 from simulator.machine import Machine
@@ -65,6 +65,23 @@ def engine_crashes(world: World) -> None:
     if machine is not None and machine.engine is not None:
         world.context.note("fault", machine.node, "its engine crashes")
         world.engines.end(machine.engine, "exit code 134: abort")
+
+
+def device_breaks(world: World, signature: str, detail: str, cured_by: Rung) -> None:
+    """A device of a random machine of a cell breaks, and its engine exits. Its agent reports the signature."""
+    machine = any_machine(world, in_cell=True)
+    if machine is None:
+        return
+    world.context.note("fault", machine.node, f"{signature} {detail}, cured by {cured_by}")
+    if cured_by is not Rung.RESTART:
+        machine.cured_by = cured_by
+    now = world.queue.now
+    kind = world.store.nodes[machine.node].instance_type
+    broken = SignalView(machine.node, signature, f"{signature} {detail}", kind, now, now, detail=detail)
+    world.store.faults = replace(world.store.faults, signals=(*world.store.faults.signals, broken))
+    if machine.engine is not None:
+        world.engines.end(machine.engine, "exit code 134: the device failed")
+    world.reconciler.wake()
 
 
 def engine_hangs(world: World) -> None:

@@ -4,18 +4,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 
+from fleet.faults.planning.ladder import RESET_CHECK
 from fleet.faults.planning.liveness import COUNTED, ReplacementBudget, over_budget
-from fleet.faults.planning.views import FaultsView, IncidentView, ReplacementView, Rule
+from fleet.faults.planning.views import Attempt, FaultsView, IncidentView, ReplacementView, Rule, Rung
 from fleet.reconcile.planning.decisions import (
+    CheckRepair,
     CloseIncident,
     CloseReplacement,
+    EndRepair,
     NoteIncident,
     OpenIncident,
     ReplaceNode,
     RequestReplacement,
+    TryRepair,
 )
 from fleet.reconcile.planning.settings import FaultSettings
 from fleet.reconcile.planning.snapshot import NodeView
+from fleet.reconcile.planning.states import NodeState
 
 FaultDecision = OpenIncident | NoteIncident | CloseIncident | RequestReplacement | ReplaceNode | CloseReplacement
 
@@ -40,6 +45,51 @@ def faults_after(
             others = tuple(one for one in faults.replacements if one is not before)
             after = _replacement(number, decision, node, begun) if before is None else replace(before, begun=True)
             return replace(faults, replacements=(*others, after))
+
+
+Repairing = TryRepair | CheckRepair | EndRepair
+
+
+def repairs_after(faults: FaultsView, decision: Repairing, now: datetime, number: int) -> FaultsView:
+    """Returns the rows after a decision about a repair. `number`: of a new attempt."""
+    mine = faults.attempts.get(decision.node, ())
+    match decision:
+        case TryRepair(rung=rung, reason=reason):
+            request = "" if rung is Rung.REBOOT else f"r{number}"
+            mine = (*mine, Attempt(number, decision.node, rung, reason, now, request))
+        case CheckRepair():
+            mine = (*mine[:-1], replace(mine[-1], request=f"r{number}"))
+        case EndRepair(cured=cured, result=result):
+            mine = (*mine[:-1], replace(mine[-1], ended_at=now, cured=cured, result=result))
+            if cured:
+                faults = _settled(faults, decision.node)
+    return replace(faults, attempts={**faults.attempts, decision.node: mine})
+
+
+def why_not_repaired(faults: FaultsView, decision: Repairing, node: NodeView | None, cell: str) -> str:
+    """Returns why the rows no longer allow it; empty if they do."""
+    if node is None or node.state is not NodeState.FAULTY or cell:
+        return f"node {decision.node} is not out of use"
+    running = [attempt for attempt in faults.attempts.get(node.id, ()) if attempt.ended_at is None]
+    if isinstance(decision, TryRepair):
+        return f"node {node.id} is under repair already" if running else ""
+    is_known = bool(running) and running[-1].id == decision.repair
+    is_ordered = isinstance(decision, CheckRepair) and is_known and running[-1].request
+    return "" if is_known and not is_ordered else f"repair {decision.repair}"
+
+
+def with_checks(faults: FaultsView, node: str, is_well: bool) -> FaultsView:
+    """The results of the deep checks of a node's running attempt."""
+    mine = faults.attempts.get(node, ())
+    if not mine or mine[-1].ended_at is not None:
+        return faults
+    checks = ((RESET_CHECK, True, "reset"), ("matmul", is_well, "exact" if is_well else "7 of 9 sums are wrong"))
+    return replace(faults, attempts={**faults.attempts, node: (*mine[:-1], replace(mine[-1], checks=checks))})
+
+
+def _settled(faults: FaultsView, node: str) -> FaultsView:
+    signals = tuple(replace(one, settled=True) if one.node == node else one for one in faults.signals)
+    return replace(faults, signals=signals, incidents=tuple(one for one in faults.incidents if one.node != node))
 
 
 def why_stale(faults: FaultsView, decision: FaultDecision, nodes: Mapping[str, NodeView], cell: str) -> str:

@@ -1,12 +1,13 @@
 """Initial fleets in a few lines: regions, machines in racks, deployments with their cells in service."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from itertools import count
 
 from engine_agent.protocol.states import EngineState
 from fleet.deployments.planner import UNSTATED, ClaimView, QuotaView, SharingPolicy, UpdatePolicy
+from fleet.machines.planner import ProviderLimits
 from fleet.reconcile.planning.snapshot import (
     CellView,
     DeploymentView,
@@ -44,7 +45,8 @@ class DeploymentSpec:
 @dataclass(frozen=True, slots=True)
 class FleetSpec:
     """`spares` idle machines per region, of which as many are kept warm; 16 machines in a rack, 8 racks in a zone.
-    `pool`: further free machines in each region, where no machines can be launched; None: machines are launched."""
+    `pool`: further free machines in each region, where no machines can be launched; None: machines are launched.
+    `devices`: accelerators of each machine; `has_power_control`: whether providers can reboot machines."""
 
     deployments: tuple[DeploymentSpec, ...]
     spares: int = 2
@@ -52,6 +54,8 @@ class FleetSpec:
     racks_per_zone: int = 8
     pool: int | None = None
     quotas: tuple[QuotaView, ...] = ()
+    devices: int = 0
+    has_power_control: bool = False
 
     @property
     def regions(self) -> tuple[str, ...]:
@@ -68,6 +72,7 @@ def build_fleet(shape: FleetSpec, now: datetime = EPOCH) -> FleetView:
 
         def node(report: ReportView, region: str = region, in_region: Iterator[int] = in_region) -> str:
             view = _node(f"n-{len(nodes) + 1:06d}", region, _topology(shape, region, next(in_region)), report, before)
+            view = replace(view, devices=shape.devices)
             nodes[view.id] = view
             return view.id
 
@@ -90,7 +95,9 @@ def build_fleet(shape: FleetSpec, now: datetime = EPOCH) -> FleetView:
 
 
 def _region(shape: FleetSpec, name: str) -> RegionView:
-    return RegionView(name, {KIND: shape.spares}, free=None if shape.pool is None else {KIND: shape.pool})
+    limits = ProviderLimits(has_power_control=shape.has_power_control)
+    free = None if shape.pool is None else {KIND: shape.pool}
+    return RegionView(name, {KIND: shape.spares}, free=free, limits=limits)
 
 
 def _topology(shape: FleetSpec, region: str, number: int) -> tuple[str, ...]:

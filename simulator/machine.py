@@ -25,6 +25,7 @@ from engine_agent.node.planning.node import (
 )
 from engine_agent.protocol.messages import Assignment, Desired, Health, Observed
 from engine_agent.protocol.states import EngineState, Phase
+from fleet.faults.planning.views import Rung
 from simulator.agent_link import DEAD_AFTER_S, AgentLink
 from simulator.context import AgentReport, SimulationContext
 from simulator.engines import IN_FLIGHT, REQUEST_S, Engine, Engines
@@ -48,6 +49,8 @@ class Machine(AgentLink):
         super().__init__(node, context)
         self.has_power = True
         self.agent_lives = True
+        self.cured_by: Rung | None = None
+        """The rung that cures its broken device; None: it is well."""
         self.order: Desired | None = None
         self.failure: Failure | None = None
         self.engine: Engine | None = None
@@ -138,6 +141,12 @@ class Machine(AgentLink):
             connection_id = self.connection_id
             delay_s = DEAD_AFTER_S if silently else 0.0
             self._context.queue.after(delay_s, lambda: self._context.server.disconnected(self.node, connection_id))
+
+    def power_on(self) -> None:
+        """Boots after `power_off`, with the order that its agent has on disk."""
+        if not self.has_power:
+            self.has_power, self.engine, self.proxy, self.connection_id = True, None, None, 0
+            self.boot()
 
     # --- its processes -----------------------------------------------------------------------------------------------
 

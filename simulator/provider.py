@@ -1,14 +1,19 @@
 """The simulated provider: boots and stops machines, reports their status and restarts dead agents."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from fleet.faults.planning.views import Rung
 from fleet.reconcile.planning.snapshot import ProviderStatus
 from simulator.agent_server import AgentServer
 from simulator.context import SimulationContext
 from simulator.engines import Engines
 from simulator.machine import Machine
+
+CHECKS_S = 20.0
+"""Until the deep checks of a node have ended."""
+rungs = tuple(Rung)
 
 
 @dataclass
@@ -26,6 +31,7 @@ class SimulatedProvider:
     launched: int = 0
     sold_out: set[str] = field(default_factory=set)
     """Regions in which no more machines boot."""
+    on_checked: Callable[[str, bool], None] = lambda node, is_well: None
 
     def add(self, node: str, topology: tuple[str, ...]) -> Machine:
         """Adds a machine that exists from the beginning."""
@@ -50,6 +56,30 @@ class SimulatedProvider:
         machine = self.machines.get(node)
         if machine is not None and machine.has_power and not machine.agent_lives:
             self.context.queue.after(1.0, machine.boot)
+
+    def reset(self, node: str) -> None:
+        self._repair(node, Rung.RESET)
+        self.check(node)
+
+    def reboot(self, node: str) -> None:
+        self._repair(node, Rung.REBOOT)
+        machine = self.machines.get(node)
+        if machine is not None:
+            machine.power_off(silently=False)
+            self.context.queue.after(self.boot_s, machine.power_on)
+
+    def check(self, node: str) -> None:
+        self.context.queue.after(CHECKS_S, lambda: self._report_checks(node))
+
+    def _repair(self, node: str, rung: Rung) -> None:
+        machine = self.machines.get(node)
+        if machine is not None and machine.cured_by is not None and rungs.index(machine.cured_by) <= rungs.index(rung):
+            machine.cured_by = None
+
+    def _report_checks(self, node: str) -> None:
+        machine = self.machines.get(node)
+        if machine is not None and machine.acts:
+            self.on_checked(node, machine.cured_by is None)
 
     def topology(self, region: str, near: tuple[str, ...]) -> tuple[str, ...]:
         """Returns a rack with room, below `near` if there is one."""

@@ -23,6 +23,7 @@ from fleet.reconcile.planning.snapshot import (
     RolloutView,
 )
 from fleet.reconcile.planning.states import CELL_PHASE, CellState, NodeState
+from simulator.fault_rows import with_checks
 
 
 class StaleWrite(Exception):
@@ -61,6 +62,15 @@ class Provider(Protocol):
 
     def describe(self, node: str) -> ProviderStatus: ...
 
+    def reset(self, node: str) -> None:
+        """Has a node's agent reset its devices and run its deep checks."""
+
+    def reboot(self, node: str) -> None:
+        """Reboots a node's machine."""
+
+    def check(self, node: str) -> None:
+        """Has a node's agent run its deep checks."""
+
 
 class NoProvider:
     """Does nothing: for stores without a world."""
@@ -79,6 +89,15 @@ class NoProvider:
 
     def describe(self, node: str) -> ProviderStatus:
         return ProviderStatus.UNKNOWN
+
+    def reset(self, node: str) -> None:
+        pass
+
+    def reboot(self, node: str) -> None:
+        pass
+
+    def check(self, node: str) -> None:
+        pass
 
 
 class Rows:
@@ -147,6 +166,10 @@ class Rows:
         self.before_write()
         self._set_cell("unrouted", cell, replace(cell, unrouted_at=now), now)
         return True
+
+    def checked(self, node: str, is_well: bool) -> None:
+        """A node's agent has reported the results of the deep checks of its repair."""
+        self.faults = with_checks(self.faults, node, is_well)
 
     # --- machines of a region's own pool ---------------------------------------------------------------------------
 

@@ -8,12 +8,15 @@ from functools import singledispatchmethod
 
 from fleet.autoscaling.planning.role_split import answers
 from fleet.faults.planning.liveness import CONDEMNED
+from fleet.faults.planning.views import Rung
 from fleet.reconcile.planning.decisions import (
     ChangeRollout,
+    CheckRepair,
     CordonNode,
     CreateCell,
     Decision,
     DrainCell,
+    EndRepair,
     ExplainCell,
     GrantCells,
     LaunchNodes,
@@ -25,6 +28,7 @@ from fleet.reconcile.planning.decisions import (
     RetireNode,
     StartCell,
     StopCell,
+    TryRepair,
     UncordonNode,
 )
 from fleet.reconcile.planning.settings import LedgerCounts, refusal
@@ -46,7 +50,15 @@ from fleet.reconcile.planning.states import (
     NodeState,
     RolloutState,
 )
-from simulator.fault_rows import FaultDecision, faults_after, why_stale, with_lost
+from simulator.fault_rows import (
+    FaultDecision,
+    Repairing,
+    faults_after,
+    repairs_after,
+    why_not_repaired,
+    why_stale,
+    with_lost,
+)
 from simulator.rows import Rows, StaleWrite, Write
 
 NEVER_REPORTED = ReportView(connected=False, last_seen_at=None)
@@ -95,6 +107,21 @@ class Store(Rows):
             self.before_write()
         self.faults = faults_after(self.faults, decision, node, now, next(self._fault_numbers))
         self._commit(Write(decision, now))
+
+    @apply.register
+    def _(self, decision: Repairing, now: datetime) -> None:
+        node, cell = self.nodes.get(decision.node), self.member_of.get(decision.node, "")
+        if (stale := why_not_repaired(self.faults, decision, node, cell)) or node is None:
+            raise StaleWrite(stale)
+        self.before_write()
+        self.faults = repairs_after(self.faults, decision, now, next(self._fault_numbers))
+        if isinstance(decision, EndRepair) and decision.cured:
+            self.nodes[node.id] = replace(node, state=NodeState.READY, state_since=now, cordoned=False, spare_since=now)
+        self._commit(Write(decision, now))
+        if isinstance(decision, TryRepair):
+            (self.provider.reset if decision.rung is Rung.RESET else self.provider.reboot)(decision.node)
+        elif isinstance(decision, CheckRepair):
+            self.provider.check(decision.node)
 
     @apply.register
     def _(self, decision: RestartAgent, now: datetime) -> None:

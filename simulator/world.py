@@ -95,6 +95,7 @@ class World:
 
     def _wire(self) -> None:
         self.store.provider = self.provider
+        self.provider.on_checked = self._checked
         self.store.limits = self.reconciler.settings.ledger
         self.store.on_write = self._written
         self.reconciler.prepare = self._with_counters
@@ -172,6 +173,10 @@ class World:
     def is_settled(self) -> bool:
         """Whether every cell serves, every node is healthy, and no rollout is active."""
         return not self.unsettled and not self.store.rollouts
+
+    def _checked(self, node: str, is_well: bool) -> None:
+        self.store.checked(node, is_well)
+        self.reconciler.wake()
 
     def _wake_reconciler(self) -> None:
         self.reconciler.wake()

@@ -7,7 +7,7 @@ import asyncio
 import logging
 import os
 import random
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,8 @@ from msgspec import structs
 
 from engine_agent.cell_proxy.span_export import SpanExporter
 from engine_agent.node.builds import NodeBuilds
+from engine_agent.node.checks.reset import reset_devices
+from engine_agent.node.checks.result import Result
 from engine_agent.node.connection import AgentConnection, report_interval_s
 from engine_agent.node.devices import visible_devices
 from engine_agent.node.enrolment import Enrolment
@@ -152,6 +154,7 @@ class NodeAgent:
             self._connection.send_fault,
             lambda: self._send_report() if self._last_observed is not None else None,
             lambda: visible_devices(place.owns, self._accelerators.machine_devices()),
+            self._reset_devices,
         )
         self._trace = order_trace(place.node_id)
         self._metrics_port = place.port_base + AGENT_METRICS
@@ -258,6 +261,12 @@ class NodeAgent:
         await asyncio.sleep(POLL_CHECKS_EVERY_S)
         order = self._node.order
         await self._checks.run_requested(order.check if order else None, is_serving=self._node.is_serving)
+
+    async def _reset_devices(self, named: Sequence[str]) -> Result:
+        """Without the agent's own sessions with drivers, which would keep them from resetting devices."""
+        own, machine = self._accelerators.devices(), self._accelerators.machine_devices()
+        async with self._accelerators.released():
+            return await reset_devices(named, own, machine)
 
     async def _read_engine_log_once(self) -> None:
         await asyncio.sleep(READ_LOG_EVERY_S)

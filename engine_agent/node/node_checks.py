@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from msgspec import structs
 
 from engine_agent.engines.base import EngineUnavailable
 from engine_agent.node import procfs
+from engine_agent.node.checks.reset import CHECK as RESET
 from engine_agent.node.checks.result import Result, result_from
 from engine_agent.node.telemetry.fingerprint import AGENT_ROOT
 from engine_agent.protocol.messages import CHECKS_MAX, CheckReport, CheckRequest, CheckResult, Fault
@@ -44,7 +45,8 @@ LINK_PORT = RENDEZVOUS + RENDEZVOUS_SLOTS - 1
 
 class NodeChecks:
     """The deep checks of one node. `on_fault` gets failed checks; `on_change` is called when there is something to
-    report. `variables`: added to the environment of the checks, so that they see only the node's devices."""
+    report. `variables`: added to the environment of the checks, so that they see only the node's devices. `reset`:
+    resets devices of the node, on request and only while no engine runs."""
 
     def __init__(
         self,
@@ -53,9 +55,10 @@ class NodeChecks:
         on_fault: Callable[[Fault], None],
         on_change: Callable[[], None],
         variables: Callable[[], Mapping[str, str]] = dict,
+        reset: Callable[[Sequence[str]], Awaitable[Result]] | None = None,
     ) -> None:
         self._home, self._pythons, self._variables = home, pythons, variables
-        self._on_fault, self._on_change = on_fault, on_change
+        self._on_fault, self._on_change, self._reset = on_fault, on_change, reset
         self.report = self._stored_report()
 
     async def run_before_joining(self, accelerators: int, variable: str | None = None) -> None:
@@ -79,6 +82,8 @@ class NodeChecks:
     async def _check(self, request: CheckRequest, *, is_serving: bool, limit_s: float) -> None:
         began_at, results = time.time(), list[Result]()
         self._publish(CheckReport(request.id, began_at))
+        if request.reset is not None:
+            results.append(await self._reset_devices(request.reset, is_serving=is_serving))
         argv = [sys.executable, "-m", "engine_agent", "deep-checks", "--state", str(self._home)]
         argv += ["--light"] if is_serving else [word for each in self._pythons() for word in ("--python", str(each))]
         plan = b"" if is_serving else _links(request)
@@ -96,8 +101,17 @@ class NodeChecks:
         self._store_report()
         for result in results:
             log.log(logging.ERROR if result.ok is False else logging.INFO, "%s: %s", result.check, result.found)
-            if result.ok is False:
+            if result.ok is False and result.check != RESET:
                 self._on_fault(_fault(result, request))
+
+    async def _reset_devices(self, named: Sequence[str], *, is_serving: bool) -> Result:
+        """A reset that fails is no new fault."""
+        if self._reset is None or is_serving:
+            return Result(RESET, False, "an engine runs on the node" if is_serving else "this agent resets nothing")
+        try:
+            return await self._reset(named)
+        except OSError as error:
+            return Result(RESET, False, f"it could not start: {error}")
 
     async def _run(
         self, argv: Sequence[str], plan: bytes, report: CheckReport, results: list[Result], limit_s: float

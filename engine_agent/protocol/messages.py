@@ -536,12 +536,14 @@ class LogRequest(Struct, frozen=True):
 
 class CheckRequest(Struct, frozen=True, omit_defaults=True):
     """Requests deep checks of a node, once. `peers`: the nodes, including this one, whose links it checks, by rank;
-    `secret` authenticates them to each other. A node that serves checks only its memory and its disk."""
+    `secret` authenticates them to each other. A node that serves checks only its memory and its disk. `reset`: devices
+    to reset before, by UUID or as `neuron 3`; empty: all of the node; None: none."""
 
     id: Annotated[str, Meta(max_length=64)]
     rank: int = 0
     peers: Annotated[tuple[Peer, ...], Meta(max_length=32)] = ()
     secret: str = ""
+    reset: Annotated[tuple[str, ...], Meta(max_length=64)] | None = None
 
 
 class Cause(Struct, frozen=True, omit_defaults=True):

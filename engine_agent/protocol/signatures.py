@@ -93,6 +93,27 @@ def fault_scope(signature: str, evidence: Mapping[str, Any]) -> FaultScope:
     return FaultScope.MACHINE if is_of_machine else FaultScope.DEVICE
 
 
+def fault_detail(signature: str, evidence: Mapping[str, Any]) -> str:
+    """What a repair depends on besides the signature: the XID, NVML's error or recovery action, or the failed check.
+    Empty if there is none."""
+    named: dict[str, str] = {
+        FaultSignature.NVIDIA_XID: "xid",
+        FaultSignature.NVIDIA_XID_FATAL: "xid",
+        FaultSignature.NVIDIA_GPU_LOST: "nvml_error",
+        FaultSignature.NVIDIA_RECOVERY_NEEDED: "recovery_action",
+        FaultSignature.DEEP_CHECK_FAILED: "check",
+    }
+    return str(evidence.get(named.get(signature, ""), ""))[:64]
+
+
+def fault_device(signature: str, evidence: Mapping[str, Any]) -> str:
+    """The device in a fault's evidence: its UUID, or as `neuron 3`; empty if it names none."""
+    if uuid := evidence.get("uuid"):
+        return str(uuid)[:96]
+    index, kind = evidence.get("device", evidence.get("nd_id")), signature.partition("_")[0]
+    return f"{kind} {index}" if kind in {"nvidia", "neuron"} and str(index).isdecimal() else ""
+
+
 def is_hard(signature: str) -> bool:
     """Whether the hardware with this fault must be replaced."""
     return signature in HARD_SIGNATURES

@@ -111,6 +111,10 @@ class NodeProvider(Protocol):
     def restart_agent(self, node_id: str) -> None:
         """Restarts a machine's agent without touching its engine. Raises ProviderError if it did not start."""
 
+    def reboot(self, node_id: str) -> None:
+        """Reboots a machine, and returns without waiting for it. Its agent starts with it. Raises ProviderError if the
+        provider has no power control or refuses."""
+
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
         """Moves each of these agents to a release without touching other processes. Returns the agents whose provider
         cannot do so, with the reason. Repeated while an agent runs another release. Raises ProviderError if none can be

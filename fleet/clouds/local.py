@@ -252,6 +252,14 @@ class LocalProvider:
             self._write_bundle(node_id, trust.bundle)  # a home that is older than the authority
         self._spawn_agent(Boot(boot.id, self._with_current_server(boot.argv), boot.release), {})
 
+    def reboot(self, node_id: str) -> None:
+        """Kills all processes of a machine and starts its agent again, as after a loss of power."""
+        if self._boot_of(node_id) is None:
+            raise ProviderError(f"cannot reboot {node_id}: its folder has no {BOOT_FILE}")
+        for _ in range(STOP_ROUNDS):
+            stop_processes(processes_by_node(self.home).get(node_id, []))
+        self.restart_agent(node_id)
+
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
         """Kills each agent and starts it from the folder of its release. The order is written first, so that after a
         crash in between, the next start uses the right release."""

@@ -75,6 +75,10 @@ class MachinesProvider:
         host = hosts_running([node_id]).get(node_id)
         agent_start_again(host.machine if host else None, node_id)
 
+    def reboot(self, node_id: str) -> None:
+        """Raises ProviderError."""
+        raise ProviderError(f"{node_id} runs on a joined host, and only its operator can reboot that")
+
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
         """Does nothing: a machine's orders name its release (`fleet.machines.selectors.machine_orders`)."""
         return {}

@@ -110,15 +110,29 @@ class Replacement(models.Model):
 
 
 class Repair(models.Model):
-    """One repair of a node. Too many repairs in a week need an operator."""
+    """One repair of a node. Too many repairs in a week need an operator.
+
+    Of a reset or reboot, which is an attempt until it has ended: `request`: its deep checks (`NodeCheck`), "" before
+    they were ordered; `cured` and `result`: what they showed."""
 
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="repairs")
     what = models.CharField(max_length=32)
     reason = models.TextField()
     at = models.DateTimeField(db_index=True)
+    request = models.CharField(max_length=64, blank=True)
+    ended_at = models.DateTimeField(null=True)
+    cured = models.BooleanField(default=False)
+    result = models.TextField(blank=True)
 
     class Meta:
         ordering = ["-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["node"],
+                condition=models.Q(ended_at__isnull=True, what__in=["reboot_machine", "reset_device"]),
+                name="repair_tried_once",
+            ),
+        ]
 
     def __str__(self) -> str:
         return f"{self.node_id}: {self.what}"

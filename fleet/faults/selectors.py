@@ -2,24 +2,26 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db.models import F, Max, OuterRef, Q, Subquery
 from django.db.models.functions import Coalesce
 
-from engine_agent.protocol.signatures import fault_scope
+from engine_agent.protocol.signatures import fault_detail, fault_device, fault_scope
 from fleet.cells.models import Cell
 from fleet.faults.models import CellSighting, FaultRule, Incident, Repair, Replacement, Signal
 from fleet.faults.planning.drift import Guessing
 from fleet.faults.planning.views import (
+    Attempt,
     FaultsView,
     IncidentKind,
     IncidentView,
     ReplacementView,
     Rule,
     RuleMode,
+    Rung,
     SignalView,
     StepWindow,
 )
@@ -29,6 +31,9 @@ from fleet.reconcile.planning.settings import FaultSettings
 from fleet.reconcile.planning.states import CellState, IncidentState
 from kernel.row_cache import WrittenTables
 from models_registry.versions.selectors import chains_expected
+
+ATTEMPTS = (Rung.RESET.value, Rung.REBOOT.value)
+"""`Repair.what` of attempts; the others are counted when they are done."""
 
 
 def faults_view(*, now: datetime, windows: Mapping[str, tuple[StepWindow, ...]], written: WrittenTables) -> FaultsView:
@@ -49,6 +54,7 @@ def faults_view(*, now: datetime, windows: Mapping[str, tuple[StepWindow, ...]],
         down=_unreachable_cells(now - timedelta(seconds=settings.witness_age_s)),
         windows=windows,
         muted=written.get_lasting("muted", ["fleet_incident"], lambda: _muted(now)),
+        attempts=_with_checks(written.get_lasting("attempts", ["fleet_repair"], lambda: _attempts(repaired))),
     )
 
 
@@ -85,6 +91,8 @@ def _signals(since: datetime) -> Iterable[SignalView]:
             cell=row.cell,
             settled=row.settled_at is not None,
             scope=fault_scope(row.signature, row.evidence),
+            detail=fault_detail(row.signature, row.evidence),
+            device=fault_device(row.signature, row.evidence),
         )
 
 
@@ -130,6 +138,37 @@ def _repairs(since: datetime) -> dict[str, int]:
     )
     counted = Repair.objects.filter(at__gte=since).annotate(inspected_at=Coalesce(Subquery(inspected_at), since))
     return Counter(counted.filter(at__gte=F("inspected_at")).order_by().values_list("node_id", flat=True))
+
+
+def _attempts(since: datetime) -> dict[str, tuple[Attempt, ...]]:
+    """Node -> its resets and reboots since then, oldest first, without results of deep checks."""
+    found: dict[str, tuple[Attempt, ...]] = {}
+    for row in Repair.objects.filter(at__gte=since, what__in=ATTEMPTS).order_by("id"):
+        attempt = Attempt(
+            row.pk,
+            row.node_id,
+            Rung(row.what),
+            row.reason,
+            row.at,
+            request=row.request,
+            ended_at=row.ended_at,
+            cured=row.cured,
+            result=row.result,
+        )
+        found[row.node_id] = (*found.get(row.node_id, ()), attempt)
+    return found
+
+
+def _with_checks(attempts: Mapping[str, tuple[Attempt, ...]]) -> dict[str, tuple[Attempt, ...]]:
+    """Adds the results of deep checks of running attempts. One query, and none without any."""
+    running = {node: mine[-1].request for node, mine in attempts.items() if mine[-1].ended_at is None}
+    reports = NodeReport.objects.filter(node__in=[node for node, request in running.items() if request])
+    found = dict(attempts)
+    for node, checks in reports.values_list("node_id", "telemetry__checks") if running else ():
+        if isinstance(checks, dict) and checks.get("request") == running[node] and checks.get("ended_at"):
+            results = tuple((str(r.get("check")), r.get("ok"), str(r.get("found"))) for r in checks.get("results", []))
+            found[node] = (*found[node][:-1], replace(found[node][-1], checks=results))
+    return found
 
 
 def _unreachable_cells(since: datetime) -> dict[str, str]:

@@ -286,21 +286,27 @@ class ProviderLimits:
     """`launch_grace_s`: after a launch, "gone" may mean "not listed yet" for so long. `join_timeout_s`: limit from
     launch to the agent's join; GPUStack gives a worker 150 s. `boot_s`: usual time for that. `places_s`: time until a
     cloud states the places of 100 machines; 0 if it states none. `has_markets`: whether there are several ways to buy.
-    """
+    `has_power_control`: whether it can reboot a machine."""
 
     launch_grace_s: float = 10.0
     join_timeout_s: float = 120.0
     boot_s: float = 30.0
     places_s: float = 0.0
     has_markets: bool = False
+    has_power_control: bool = False
 
 
 LIMITS: Mapping[str, ProviderLimits] = {
     # New machines are not in every list, and one with many accelerators boots for 15 minutes.
     "aws": ProviderLimits(
-        launch_grace_s=300.0, join_timeout_s=1200.0, boot_s=600.0, places_s=TOPOLOGY_CALL_EVERY_S, has_markets=True
+        launch_grace_s=300.0,
+        join_timeout_s=1200.0,
+        boot_s=600.0,
+        places_s=TOPOLOGY_CALL_EVERY_S,
+        has_markets=True,
+        has_power_control=True,
     ),
-    "local": ProviderLimits(),
+    "local": ProviderLimits(has_power_control=True),
     POOLED: ProviderLimits(),
 }
 

@@ -121,12 +121,13 @@ class NodeLog(models.Model):
 class NodeCheck(models.Model):
     """The deep checks that a node was last ordered to make. Results are in its report (`telemetry.checks`). `request`:
     their ID; `peers`: nodes whose links are checked, by rank, including itself; `secret`: authenticates them to each
-    other."""
+    other. `reset`: devices to reset before; empty: all of the node; null: none."""
 
     node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="check_request")
     request = models.CharField(max_length=64)
     peers = models.JSONField(default=list)
     secret = models.CharField(max_length=64, blank=True)
+    reset = models.JSONField(null=True)
     requested_at = models.DateTimeField()
     requested_by = models.CharField(max_length=150)
 

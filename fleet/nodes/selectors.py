@@ -179,9 +179,11 @@ def _check_request(node: Node, addresses: Mapping[str, Node]) -> CheckRequest | 
         for rank, name in enumerate(known.peers)
         if name in addresses and addresses[name].port_base is not None
     )
+    reset = None if known.reset is None else tuple(known.reset)
     if len(peers) < len(known.peers):
-        return CheckRequest(known.request)
-    return CheckRequest(known.request, known.peers.index(node.id) if peers else 0, peers, known.secret)
+        return CheckRequest(known.request, reset=reset)
+    rank = known.peers.index(node.id) if peers else 0
+    return CheckRequest(known.request, rank, peers, known.secret, reset)
 
 
 def _log_request(node: Node) -> LogRequest | None:

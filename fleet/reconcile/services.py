@@ -11,7 +11,7 @@ from time import monotonic
 from django.db import IntegrityError
 
 from fleet.cells import services as cells
-from fleet.faults.services import incidents
+from fleet.faults.services import incidents, repairs
 from fleet.faults.services import incidents as replacements
 from fleet.machines.services import layouts
 from fleet.nodes.services import nodes
@@ -19,12 +19,14 @@ from fleet.quotas import services as shares
 from fleet.reconcile.planning.decisions import (
     ChangeLayout,
     ChangeRollout,
+    CheckRepair,
     CloseIncident,
     CloseReplacement,
     CordonNode,
     CreateCell,
     Decision,
     DrainCell,
+    EndRepair,
     ExplainCell,
     GrantCells,
     LaunchNodes,
@@ -38,6 +40,7 @@ from fleet.reconcile.planning.decisions import (
     RetireNode,
     StartCell,
     StopCell,
+    TryRepair,
     UncordonNode,
 )
 from fleet.reconcile.planning.planner import LEASE_TTL_S, MAX_ROUNDS, PLANNERS
@@ -203,6 +206,9 @@ APPLY: Mapping[type[Decision], Callable[..., None]] = {
     ReplaceNode: replacements.node_replace,
     RequestReplacement: replacements.replacement_schedule,
     CloseReplacement: replacements.replacement_close,
+    TryRepair: repairs.repair_try,
+    CheckRepair: repairs.repair_check,
+    EndRepair: repairs.repair_end,
     OpenIncident: incidents.incident_open_decided,
     NoteIncident: incidents.incident_note,
     CloseIncident: incidents.incident_close,

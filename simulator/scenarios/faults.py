@@ -1,9 +1,11 @@
 """Scenarios of faults: machines, engines and connections fail, or agents fall silent."""
 
 from collections.abc import Iterator
+from functools import partial
 
+from fleet.faults.planning.views import Rung
 from simulator.context import UNRULY
-from simulator.fault_injection import network_cut, probe_fails, random_faults, scale, silence
+from simulator.fault_injection import device_breaks, network_cut, probe_fails, random_faults, scale, silence
 from simulator.fleet_spec import DeploymentSpec, FleetSpec
 from simulator.invariants import all_well, never_touched
 from simulator.reconciler import ProcessFaults
@@ -114,7 +116,46 @@ def _all_silent_expect(world: World) -> Iterator[str]:
         yield f"{world.provider.launched} machines were launched"
 
 
+# Devices break one after the other, each so that another rung cures it. A repair costs a cell one restart, and only a
+# device that nothing else cures costs its machine.
+LADDER_EVERY_S = 300.0
+LADDER = (
+    ("nvidia_xid", "31", Rung.RESTART),
+    ("nvidia_xid_fatal", "48", Rung.RESET),
+    ("nvidia_xid_fatal", "79", Rung.REBOOT),
+    ("nvidia_xid_fatal", "119", Rung.REPLACE),
+)
+
+
+def _ladder_play(world: World) -> None:
+    for number, (signature, detail, cured_by) in enumerate(LADDER):
+        at_s = 60.0 + number * LADDER_EVERY_S
+        world.queue.at(at_s, partial(device_breaks, world, signature, detail, cured_by))
+
+
+def _ladder_expect(world: World) -> Iterator[str]:
+    yield from all_well(world)
+    attempts = [attempt for mine in world.store.faults.attempts.values() for attempt in mine]
+    found = [(attempt.rung, attempt.cured) for attempt in sorted(attempts, key=lambda one: one.at)]
+    wanted = [(Rung.RESET, True), (Rung.REBOOT, True), (Rung.RESET, False), (Rung.REBOOT, False)]
+    if found != wanted:
+        yield f"the attempts were {found} instead of {wanted}"
+    broken = [node for node, machine in world.provider.machines.items() if machine.cured_by is not None]
+    if broken:
+        yield f"{', '.join(broken)} are still there and broken"
+    repaired = [node for node, mine in world.store.faults.attempts.items() if mine[-1].cured]
+    if missing := [node for node in repaired if node not in world.store.nodes]:
+        yield f"{', '.join(missing)} were cured and replaced anyway"
+
+
 SCENARIOS = {
+    "repair_ladder": Scenario(
+        about="Four devices break: a restart, a reset, a reboot and only a replacement cures them.",
+        fleet=FleetSpec((DeploymentSpec("llama", {"east": 4}),), devices=8, has_power_control=True),
+        play=_ladder_play,
+        until_s=60.0 + len(LADDER) * LADDER_EVERY_S,
+        expect=_ladder_expect,
+    ),
     "faults_everywhere": Scenario(
         about="Twelve random faults, lost and repeated messages, reconcilers killed between writes, and two scalings.",
         fleet=FleetSpec((DeploymentSpec("llama", {"east": 4, "west": 2}), DeploymentSpec("tiny", {"east": 3}, size=1))),

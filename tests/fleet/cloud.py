@@ -25,6 +25,7 @@ class Cloud:
         self.launched: list[LaunchSpec] = []
         self.together: list[int] = []
         self.restarted: list[str] = []
+        self.rebooted: list[str] = []
         self.terminated: list[str] = []
         self.moved: list[dict[str, str]] = []
 
@@ -45,6 +46,10 @@ class Cloud:
     def restart_agent(self, node_id: str) -> None:
         self._refuse_if_broken()
         self.restarted.append(node_id)
+
+    def reboot(self, node_id: str) -> None:
+        self._refuse_if_broken()
+        self.rebooted.append(node_id)
 
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
         self._refuse_if_broken()

@@ -4,7 +4,8 @@ make, only on machines with its hardware. An error in a reader must not end the 
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
@@ -60,6 +61,12 @@ class AcceleratorReader(Protocol):
     async def run(self) -> None:
         """Reads until cancelled, or until it gives up, which `trouble` then says."""
 
+    async def release(self) -> None:
+        """Closes its session with the driver until `resume`; returns when it is closed, or after some seconds."""
+
+    def resume(self) -> None:
+        """Opens a session again."""
+
 
 class AcceleratorMonitor:
     """All readers of a machine; without accelerators there are none. `owns`: what a node owns of it; None: all."""
@@ -94,6 +101,17 @@ class AcceleratorMonitor:
     def trouble(self) -> dict[str, str]:
         """By make, why its devices may be out of date or missing."""
         return {reader.kind: reader.trouble for reader in self.readers if reader.trouble}
+
+    @asynccontextmanager
+    async def released(self) -> AsyncIterator[None]:
+        """Closes the sessions with drivers meanwhile."""
+        for reader in self.readers:
+            await reader.release()
+        try:
+            yield
+        finally:
+            for reader in self.readers:
+                reader.resume()
 
     def _log_trouble(self) -> None:
         for reader in self.readers:

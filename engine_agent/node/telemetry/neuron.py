@@ -91,6 +91,9 @@ class NeuronReader:
         self._devices: tuple[Accelerator, ...] = ()
         self._counters: dict[int, Mapping[str, int]] = {}
         self._troubles: dict[str, str] = {}
+        self._monitor: asyncio.subprocess.Process | None = None
+        self._may_monitor = asyncio.Event()
+        self._may_monitor.set()
 
     @property
     def devices(self) -> Sequence[Accelerator]:
@@ -127,9 +130,19 @@ class NeuronReader:
         finally:
             self._kernel_log.close()
 
+    async def release(self) -> None:
+        """Stops `neuron-monitor`, because the driver cannot be reloaded while a program uses it."""
+        self._may_monitor.clear()
+        if self._monitor is not None:
+            await _stop_monitor(self._monitor)
+
+    def resume(self) -> None:
+        self._may_monitor.set()
+
     async def _monitor_with_restarts(self) -> None:
         failures = 0
         while failures < self._restarts.at_most:
+            await self._may_monitor.wait()
             began_s = monotonic()
             try:
                 reason = await self._monitor_once()
@@ -153,9 +166,11 @@ class NeuronReader:
                 limit=MAX_LINE_BYTES,
                 env=_environment(),
             )
+            self._monitor = process
             try:
                 return await self._read(process)
             finally:
+                self._monitor = None
                 await _stop_monitor(process)
 
     async def _read(self, process: asyncio.subprocess.Process) -> str:

@@ -36,6 +36,9 @@ _XID_CRITICAL_ERROR = 8
 _GPU_RECOVERY_ACTION = 230
 _MIG_ENABLED = 1
 
+RELEASED_WITHIN_S = 10.0
+HELD_POLL_S = 0.05
+
 T = TypeVar("T")
 
 
@@ -284,7 +287,7 @@ class NvidiaReader:
         self._trouble = ""
         self._silent_checks = 0
         self._last_response_s = monotonic()
-        self._stop = threading.Event()
+        self._stop, self._held, self._closed = threading.Event(), threading.Event(), threading.Event()
         self._first_read = asyncio.Event()
 
     @property
@@ -321,12 +324,20 @@ class NvidiaReader:
     def _check_silence(self, silent_s: float) -> None:
         """Reports once per silence, and not before a second check: after a pause of the agent the thread answers
         first."""
-        is_silent = not self._trouble and silent_s > self._times.fault_after_s
+        is_silent = not self._trouble and not self._held.is_set() and silent_s > self._times.fault_after_s
         self._silent_checks = self._silent_checks + 1 if is_silent else 0
         if self._silent_checks == 2:
             summary = f"the NVIDIA driver has not answered for {silent_s:.0f} s"
             evidence = {"silent_s": round(silent_s)}
             self._on_fault(hardware_fault(FaultSignature.NVIDIA_DRIVER_SILENT, summary, evidence))
+
+    async def release(self) -> None:
+        self._held.set()
+        await asyncio.to_thread(self._closed.wait, RELEASED_WITHIN_S)
+
+    def resume(self) -> None:
+        self._note_response()
+        self._held.clear()
 
     # --- called in the loop, by the thread ---------------------------------------------------------------------------
 
@@ -420,7 +431,9 @@ class _Session:
                 began_s = monotonic()
                 try:
                     self._read_until_stopped()
-                    return
+                    if not self._wait_while_held():
+                        return
+                    continue
                 except NvmlFailed as failed:
                     reason = str(failed)
                 except Exception as error:
@@ -439,7 +452,7 @@ class _Session:
         times, stop = self._reader._times, self._reader._stop
         read_at_s = monotonic()
         try:
-            while not stop.is_set():
+            while not stop.is_set() and not self._reader._held.is_set():
                 if monotonic() >= read_at_s:
                     self._post(self._reader._apply_readings, _read_all(nvml), nvml.device_count)
                     self._post(self._reader._note_energy, monotonic(), _energy_of_all(nvml))
@@ -452,6 +465,15 @@ class _Session:
         finally:
             with contextlib.suppress(NvmlFailed):
                 nvml.close()
+
+    def _wait_while_held(self) -> bool:
+        """Waits without a session; returns False if the reader stops."""
+        reader = self._reader
+        reader._closed.set()
+        while reader._held.is_set() and not reader._stop.wait(HELD_POLL_S):
+            pass
+        reader._closed.clear()
+        return not reader._stop.is_set()
 
     def _post(self, call: Callable[..., None], *arguments: object) -> None:
         self._loop.call_soon_threadsafe(call, *arguments)

@@ -50,6 +50,7 @@ _CALLS = (
         f"{_OURS}, in the request; tags set by RunInstances only; the two roles of instances, passed to EC2",
     ),
     Call("ec2", "TerminateInstances", ("ec2:TerminateInstances",), _OURS),
+    Call("ec2", "RebootInstances", ("ec2:RebootInstances",), _OURS),
     Call("ec2", "DeleteVolume", ("ec2:DeleteVolume",), _OURS),
     Call("ec2", "DeleteNetworkInterface", ("ec2:DeleteNetworkInterface",), _OURS),
     Call("ec2", "CancelSpotInstanceRequests", ("ec2:CancelSpotInstanceRequests",), _OURS),

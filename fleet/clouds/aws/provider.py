@@ -303,6 +303,21 @@ class AwsProvider:
         rows = _running_machines(node_ids)
         return {node: _provider_status(rows.get(node)) for node in node_ids}
 
+    def reboot(self, node_id: str) -> None:
+        machine = _running_machines([node_id]).get(node_id)
+        if machine is None or machine.cloud_state in ENDED:
+            raise ProviderError(f"{node_id} has no machine to reboot")
+        install_that_may_change(clock.now())
+        region = cloud_region(machine.region_id).aws_region
+        try:
+            calls.call("ec2", "RebootInstances", region, InstanceIds=[machine.provider_id])
+        except calls.Refused as error:
+            if error.is_for_now:
+                raise Later(f"{machine.provider_id} is not rebooted yet: {error}") from error
+            raise ProviderError(f"{machine.provider_id} cannot be rebooted: {error}") from error
+        except calls.Unanswered as error:
+            raise Unknown(f"whether {machine.provider_id} was rebooted is not known: {error}") from error
+
     def terminate(self, node_id: str) -> None:
         _settle_launches(node_id)
         machine = _running_machines([node_id]).get(node_id)

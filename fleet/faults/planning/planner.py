@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from fleet.cells.planner import drain_ended
 from fleet.faults.planning.announced import Notices
 from fleet.faults.planning.liveness import CONDEMNED, Guards, are_all_silent, losses_held_back, unreachable_nodes
+from fleet.faults.planning.repairs import ladder_of, plan_repairs
 from fleet.faults.planning.slow import find_slow
 from fleet.faults.planning.suspicions import CommonCause, Suspicion, find_common_causes, find_suspicions
 from fleet.faults.planning.views import NEEDS_OPERATOR, IncidentKind, IncidentView, ReplacementView, Rule, RuleMode
@@ -98,6 +99,7 @@ def plan_faults(fleet: FleetView, settings: FleetSettings, now: datetime) -> tup
         _act_on_suspicion(work, suspicion, causes)
     for replacement in fleet.faults.replacements:
         _continue_replacement(work, replacement)
+    work.decisions += plan_repairs(fleet, settings.faults, now)
     _close_unseen_incidents(work)
     return tuple(work.decisions)
 
@@ -262,12 +264,20 @@ def _act_on_suspicion(work: _Pass, suspicion: Suspicion, causes: Iterable[Common
     waits = {"waits": why_waits} if why_waits else {}
     where = _node_columns(work, suspicion.node) if suspicion.node else _shared_columns(suspicion)
     summary = _summary(suspicion, is_shadow)
-    evidence = {**suspicion.evidence, **waits}
+    evidence = {**suspicion.evidence, **waits, **_ladder_evidence(work, suspicion)}
     _report_incident(
         work, suspicion.kind, suspicion.subject, summary, evidence, **where, cohort=suspicion.cohort, shadow=is_shadow
     )
     for node in suspicion.nodes if acts else ():
         _act_on_node(work, node, suspicion)
+
+
+def _ladder_evidence(work: _Pass, suspicion: Suspicion) -> dict[str, Any]:
+    """The rungs of a repair, of the first node."""
+    if suspicion.rule is not Rule.HARD_SIGNATURE or not suspicion.nodes:
+        return {}
+    ladder = ladder_of(work.fleet, suspicion.nodes[0], work.settings.faults, work.now)
+    return {"ladder": [step.as_evidence() for step in ladder.steps]} if ladder is not None else {}
 
 
 def _act_on_node(work: _Pass, node: NodeView, suspicion: Suspicion) -> None:

@@ -50,6 +50,26 @@ class IncidentKind(StrEnum):
     CLOUD_NOTICE = "cloud-notice"
 
 
+class Rung(StrEnum):
+    """Steps of a repair, the gentlest first."""
+
+    RESTART = "restart_engine"
+    RESET = "reset_device"
+    REBOOT = "reboot_machine"
+    REPLACE = "replace_machine"
+
+    @property
+    def noun(self) -> str:
+        return _NOUNS[self]
+
+
+_NOUNS = {
+    Rung.RESTART: "restart of its engine",
+    Rung.RESET: "reset of its device",
+    Rung.REBOOT: "reboot of its machine",
+    Rung.REPLACE: "replacement",
+}
+
 NO_USABLE_CELL = "no-usable-cell"
 """Incident of a deployment that no cell of a region can serve (`traffic.region_shares.planning.load`). Its subject is
 `DEPLOYMENT@REGION`."""
@@ -60,7 +80,7 @@ NEEDS_OPERATOR = frozenset({IncidentKind.REPEATED_REPAIRS})
 @dataclass(frozen=True, slots=True)
 class SignalView:
     """A hardware fault that an agent saw once or more. `settled`: it was acted on or dismissed, and counts only towards
-    a common cause."""
+    a common cause. `detail`: the XID, recovery action or check; `device`: UUID, or as `neuron 3`; both may be empty."""
 
     node: str
     signature: str
@@ -72,6 +92,8 @@ class SignalView:
     cell: str = ""
     settled: bool = False
     scope: FaultScope = FaultScope.DEVICE
+    detail: str = ""
+    device: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +127,24 @@ class ReplacementView:
 
 
 @dataclass(frozen=True, slots=True)
+class Attempt:
+    """One attempt to repair a node that is out of use. `request`: its deep checks, or "" before they were ordered.
+    `checks`: their results when they have ended, each a name, whether it passed (None: it could not run), and what was
+    found. `result`: of an ended attempt."""
+
+    id: int
+    node: str
+    rung: Rung
+    reason: str
+    at: datetime
+    request: str = ""
+    checks: tuple[tuple[str, bool | None, str], ...] | None = None
+    ended_at: datetime | None = None
+    cured: bool = False
+    result: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class StepWindow:
     """Measurements of one rank in one window of `FaultSettings.step_window_s`. `index` counts windows since 1970.
     `steps` and `compute_ms` map a bucket of batch sizes (`engine_agent.protocol.metrics`) to its sums."""
@@ -130,7 +170,8 @@ class NoticeView:
 @dataclass(frozen=True, slots=True)
 class FaultsView:
     """`repairs`: node -> number in `FaultSettings.repairs_window_s`; `down`: cell -> an ingress that cannot reach it;
-    `windows`: node -> its recent ones, oldest first; `muted`: (kind, subject) that an operator dismissed recently."""
+    `windows`: node -> its recent ones, oldest first; `muted`: (kind, subject) that an operator dismissed recently;
+    `attempts`: node -> its repairs by reset or reboot in `FaultSettings.repairs_window_s`, oldest first."""
 
     signals: tuple[SignalView, ...] = ()
     incidents: tuple[IncidentView, ...] = ()
@@ -140,6 +181,7 @@ class FaultsView:
     down: Mapping[str, str] = field(default_factory=dict)
     windows: Mapping[str, tuple[StepWindow, ...]] = field(default_factory=dict)
     muted: frozenset[tuple[str, str]] = frozenset()
+    attempts: Mapping[str, tuple[Attempt, ...]] = field(default_factory=dict)
 
     def mode(self, rule: Rule) -> RuleMode:
         """On, unless another mode was set."""

@@ -19,6 +19,7 @@ from fleet.agents.services.enrolment import join_token_issue
 from fleet.clouds.base import AttemptEnded, LaunchSpec, Machine, ProviderError, provider_named
 from fleet.clouds.services.garbage import provider_garbage_collect
 from fleet.faults.services.incidents import repair_record
+from fleet.faults.services.repairs import repair_refused
 from fleet.machines.models import MachineStatus, ProviderCall
 from fleet.machines.services.machines import machine_ended, machine_launched
 from fleet.machines.services.orders import (
@@ -227,8 +228,19 @@ def _restart_agent(call: ProviderCall) -> None:
         node_event(node, "node.agent_restarted", said, now=now, tone=Tone.WARN)
 
 
+def _reboot_machine(call: ProviderCall) -> None:
+    provider_named(call.node.region.provider).reboot(call.node_id)
+    now = clock.now()
+    with transaction.atomic():
+        if call_end(call):
+            machines_forget([call.node_id], now=now)
+            said = f"{call.node_id}: its machine is rebooted: {call.reason}"
+            node_event(call.node, "node.rebooted", said, now=now, tone=Tone.MOVING)
+
+
 CARRY_OUT: Mapping[ProviderAction, Callable[[ProviderCall], None]] = {
     ProviderAction.RESTART_AGENT: _restart_agent,
+    ProviderAction.REBOOT: _reboot_machine,
     ProviderAction.TERMINATE: _terminate_machine,
 }
 
@@ -245,14 +257,17 @@ def _note_failure(calls: Sequence[ProviderCall], error: ProviderError) -> None:
 
 def _note_one_failure(call: ProviderCall, error: ProviderError, now: datetime) -> None:
     """A refused launch loses the node, and one that may succeed later waits; an agent that did not start is found dead
-    again; a failed termination is retried."""
+    again; a refused reboot ends its attempt; a failed termination is retried."""
     is_launch = call.action == ProviderAction.LAUNCH
-    if call.action == ProviderAction.TERMINATE or (is_launch and error.may_repeat):
+    may_repeat = error.may_repeat and call.action in (ProviderAction.LAUNCH, ProviderAction.REBOOT)
+    if call.action == ProviderAction.TERMINATE or may_repeat:
         next_try = call_retry(call, now=now, retry_after_s=error.retry_after_s)
         if is_launch and next_try is not None:
             launch_waits(node=call.node_id, reason=str(error), next_try=next_try, now=now)
         return
-    if call_end(call) and is_launch:
+    if call.action == ProviderAction.REBOOT and call_end(call):
+        repair_refused(node=call.node_id, reason=str(error), now=now)
+    elif call_end(call) and is_launch:
         what = "its machine has ended" if isinstance(error, AttemptEnded) else "its launch failed"
         launch_failed(node=call.node_id, reason=f"{what}: {error}", now=now)
         wake_ups.send("fleet.reconcile")

@@ -401,6 +401,7 @@ def node_checks_request(
                 "request": request,
                 "peers": names if with_nodes else [],
                 "secret": secret,
+                "reset": None,
                 "requested_at": now,
                 "requested_by": actor,
             }

@@ -14,6 +14,7 @@ from datetime import datetime
 
 from fleet.capacity.planning.pools import ANY, Markets, may_use, strictest_first, wanted_by_all
 from fleet.capacity.planning.view import PlannedSpares, cells_there, planned_spares
+from fleet.faults.planning.repairs import is_under_repair
 from fleet.faults.planning.views import NEEDS_OPERATOR
 from fleet.placement.planning.distance import Path
 from fleet.placement.planning.packing import PoolKey, Spares, is_idle
@@ -180,7 +181,10 @@ def plan_supply(
     decisions: list[Decision] = [
         RetireNode(node.id, node.state, f"it is {node.state} and in no cell")
         for node in outside
-        if _may_end(node) and not _is_kept(node, settings, now) and not _awaits_operator(node, fleet)
+        if _may_end(node)
+        and not _is_kept(node, settings, now)
+        and not _awaits_operator(node, fleet)
+        and not is_under_repair(fleet, node, settings.faults, now)
     ]
     ended = {decision.node for decision in decisions if isinstance(decision, RetireNode)}
     stock: dict[PoolKey, Stock] = defaultdict(Stock)

@@ -8,7 +8,7 @@ from typing import Any
 from engine_agent.protocol.states import CellRole
 from fleet.capacity.planning.pools import ANY, Markets
 from fleet.deployments.planner import GrantRule
-from fleet.faults.planning.views import IncidentKind, Rule
+from fleet.faults.planning.views import IncidentKind, Rule, Rung
 from fleet.load.planner import CellCounters
 from fleet.reconcile.planning.snapshot import FailedStart, Verdict
 from fleet.reconcile.planning.states import CellState, DisruptionCause, NodeState, RolloutState
@@ -62,6 +62,38 @@ class CloseReplacement:
 
     replacement: int
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TryRepair:
+    """Tries a rung of the ladder on a node that is out of use: resets its devices, or reboots its machine. `devices`:
+    those that the evidence names; empty: all of the node."""
+
+    node: str
+    rung: Rung
+    reason: str
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRepair:
+    """The machine is back after its reboot: orders the deep checks of this attempt."""
+
+    repair: int
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
+class EndRepair:
+    """An attempt has ended. If it cured the fault, the node returns to service. `ladder`: the rungs before it, for the
+    incident."""
+
+    repair: int
+    node: str
+    rung: Rung
+    cured: bool
+    result: str
+    ladder: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +310,9 @@ Decision = (
     | ReplaceNode
     | RequestReplacement
     | CloseReplacement
+    | TryRepair
+    | CheckRepair
+    | EndRepair
     | OpenIncident
     | NoteIncident
     | CloseIncident

@@ -184,6 +184,12 @@ class FaultSettings:
     repairs_allowed: int = 5
     """Per node in `repairs_window_s`; then an operator must inspect it (design.md, faults)."""
     repairs_window_s: float = 7 * 86400.0
+    attempts_allowed: int = 2
+    """Resets, and reboots, of a node in `repairs_window_s`: a fault that comes back twice is not cured by them."""
+    reset_limit_s: float = 600.0
+    """Until a reset and its deep checks have ended. A reset takes seconds, the checks at most 300 s."""
+    reboot_limit_s: float = 1800.0
+    """The same for a reboot: machines with many accelerators boot for 15 minutes."""
     close_after_s: float = 60.0
     """Time without the fault before its incident closes, so that a recurring fault stays one incident."""
     muted_s: float = 3600.0

@@ -61,8 +61,8 @@ class NodeView:
     """A machine. `topology`: network nodes, widest first, or empty; `fingerprint`: digest of its software, or "" before
     its report; `software`: its fields, those of engines as `<engine>.<field>`; `ordered`: a pending order to its
     provider, with `unit`, the ID of machines launched together; `cordoned_for_notice`: cordoned until its provider
-    withdraws the notice; `markets`: where it may be bought, or was; `price_per_hour`: US dollars, or None if unknown.
-    """
+    withdraws the notice; `markets`: where it may be bought, or was; `price_per_hour`: US dollars, or None if unknown;
+    `devices`: accelerators that its agent found."""
 
     id: str
     region: str
@@ -82,6 +82,7 @@ class NodeView:
     price_per_hour: float | None = None
     fingerprint: str = ""
     software: Fingerprint = field(default_factory=dict)
+    devices: int = 0
 
     @property
     def machine(self) -> str:

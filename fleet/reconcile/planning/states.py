@@ -34,6 +34,7 @@ class ProviderAction(StrEnum):
 
     LAUNCH = "launch"
     RESTART_AGENT = "restart_agent"
+    REBOOT = "reboot"
     TERMINATE = "terminate"
 
 

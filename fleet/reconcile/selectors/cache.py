@@ -45,6 +45,7 @@ def _epoch(column: str) -> str:
 _NODES = (
     *("id", "region_id", "instance_type_id", "state", _epoch("created_at"), _epoch("state_since"), "cordoned"),
     *("topology::text", _epoch("spare_since"), "fingerprint::text", "cordoned_for_notice", "markets::text"),
+    "jsonb_array_length(accelerators)",
 )
 # Keeps all members, because planners look up every node of a cell, and all machines that may still run.
 _NODE_KEPT = """state <> 'retired' OR terminated_at IS NULL
@@ -237,7 +238,7 @@ class FleetCache:
     def _node_view(self, node: str, row: Row) -> NodeView:
         """Without the provider's status."""
         region, instance_type, state, created_at, state_since, cordoned, topology, *rest = row
-        spare_since, fingerprint, cordoned_for_notice, markets = rest
+        spare_since, fingerprint, cordoned_for_notice, markets, devices = rest
         reported, order = self._reports.rows.get(node), self._orders.rows.get(node)
         software, digest = _software(fingerprint)
         return NodeView(
@@ -258,6 +259,7 @@ class FleetCache:
             price_per_hour=self._price_of.get(node),
             fingerprint=digest,
             software=software,
+            devices=devices,
         )
 
 

@@ -59,6 +59,10 @@ class Reader:
     async def run(self) -> None:
         self._on_fault(hardware_fault(FaultSignature.NVIDIA_XID_FATAL, "XID 79 on nvidia 0", {"xid": 79, "device": 0}))
 
+    async def release(self) -> None: ...
+
+    def resume(self) -> None: ...
+
 
 def agent(plane: FakeControlPlane, home: Path) -> NodeAgent:
     return NodeAgent(

@@ -35,6 +35,28 @@ class Node:
         asyncio.run(self.checks.run_requested(request, is_serving=is_serving))
 
 
+def test_devices_are_reset_before_the_checks_and_a_failed_reset_is_no_new_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Sequence[str]] = []
+
+    async def reset(named: Sequence[str]) -> Result:
+        asked.append(named)
+        return Result("reset", False, "in use by another client")
+
+    node = Node(tmp_path, monkeypatch, lines(Result("memory", True, "fine")))
+    node.checks = NodeChecks(tmp_path, tuple, node.faults.append, lambda: None, reset=reset)
+    node.request(CheckRequest("r1", reset=("GPU-1",)))
+    assert asked == [("GPU-1",)]
+    assert node.checks.report is not None
+    assert [(one.check, one.ok) for one in node.checks.report.results] == [("reset", False), ("memory", True)]
+    assert node.faults == []
+    node.request(CheckRequest("r2", reset=()), is_serving=True)
+    assert node.checks.report.results[0].found == "an engine runs on the node"
+    node.request(CheckRequest("r3"))
+    assert len(asked) == 1
+
+
 def lines(*results: Result) -> str:
     return "cat > /dev/null; " + "; ".join(f"echo '{result.as_line()}'" for result in results)
 

@@ -45,6 +45,9 @@ class OrderingProvider:
     def restart_agent(self, node_id: str) -> None:
         raise ProviderError("machines of this provider start their agents themselves")
 
+    def reboot(self, node_id: str) -> None:
+        raise ProviderError("machines of this provider have no power control")
+
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
         known = self.ordered  # a machine may exist without being listed
         return {node: ProviderStatus.RUNNING if node in known else ProviderStatus.UNKNOWN for node in node_ids}

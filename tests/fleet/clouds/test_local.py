@@ -95,6 +95,17 @@ def test_a_killed_machine_is_gone_and_its_agent_can_be_started_again(provider: L
     eventually(lambda: runs(provider))
 
 
+def test_a_rebooted_machine_runs_again_with_other_processes(provider: LocalProvider) -> None:
+    launch(provider)
+    before = the_agent()
+    provider.reboot("n-00000001")
+    assert not before.is_running()
+    assert the_agent().pid != before.pid
+    eventually(lambda: runs(provider))
+    with pytest.raises(ProviderError, match="cannot reboot n-00000002: its folder has no"):
+        provider.reboot("n-00000002")
+
+
 def test_a_machine_is_told_the_form_of_logs_and_where_traces_go_but_not_our_name(
     provider: LocalProvider, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -92,6 +92,9 @@ class SimulatedCloud(Cloud):
     def restart_agent(self, node_id: str) -> None:
         self.effects.append(lambda: self.world.provider.restart_agent(node_id))
 
+    def reboot(self, node_id: str) -> None:
+        self.effects.append(lambda: self.world.provider.reboot(node_id))
+
     def terminate(self, node_id: str) -> None:
         self.effects.append(lambda: self.world.provider.terminate(node_id))
 

@@ -29,7 +29,7 @@ class Library:
         self.rows = (0, 0, 0, 0)
         self.recovery_action = 0
         self.xids: list[tuple[int, int]] = []
-        self.sessions = 0
+        self.sessions = self.shutdowns = 0
         self.millijoules: dict[int, int] = {}
         self.profiles: dict[int, list[str]] = {}
         """GPU -> the profiles of its MIG instances, "" for a place without one; GPUs without MIG are left out."""
@@ -46,6 +46,7 @@ class Library:
         self._may("nvmlInit")
 
     def nvmlShutdown(self) -> None:
+        self.shutdowns += 1
         self._may("nvmlShutdown")
 
     def nvmlDeviceGetCount(self) -> int:

@@ -21,6 +21,10 @@ class Reader:
 
     async def run(self) -> None: ...
 
+    async def release(self) -> None: ...
+
+    def resume(self) -> None: ...
+
 
 def test_a_machine_without_accelerators_says_nothing_of_them() -> None:
     assert AcceleratorMonitor().devices() == ()

@@ -250,6 +250,17 @@ async def test_a_driver_that_stays_silent_is_a_fault_of_the_machine() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_released_driver_has_no_session_of_the_agent_until_it_resumes() -> None:
+    machine = Machine(Library(), times=TIRELESS)
+    async with machine.read() as reader:
+        await eventually(lambda: bool(reader.devices))
+        async with AcceleratorMonitor([reader]).released():
+            assert machine.library.shutdowns == machine.library.sessions == 1
+        await eventually(lambda: machine.library.sessions == 2)
+    assert (reader.trouble, machine.faults) == ("", [])
+
+
+@pytest.mark.asyncio
 async def test_a_machine_without_the_library_says_which_package_is_missing() -> None:
     def missing() -> Any:
         raise NvmlFailed("import", 0, "nvidia-ml-py is not installed")

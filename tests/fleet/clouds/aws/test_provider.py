@@ -4,7 +4,7 @@ terminated when given back."""
 import pytest
 
 from fleet.capacity.planning.pools import Market
-from fleet.clouds.base import provider_named
+from fleet.clouds.base import ProviderError, Unknown, provider_named
 from fleet.clouds.models import CallBucket, CapacityPool, CloudRegion, Install, LaunchAttempt, LaunchUnit
 from fleet.machines.models import Machine
 from fleet.nodes.models import Node
@@ -233,6 +233,23 @@ def test_a_machine_is_ended_and_an_end_that_finds_none_yet_is_tried_again(cloud_
     assert not cloud_fleet.live()
     row = Machine.objects.get(pk=machine)
     assert (row.state, row.cloud_state) == (MachineState.GONE, "shutting-down")
+
+
+def test_a_machine_is_rebooted_and_one_that_has_ended_is_not(cloud_fleet: CloudFleet) -> None:
+    [node] = cloud_fleet.order(1)
+    cloud_fleet.provision()
+    provider, name = provider_named("aws"), cloud_fleet.machine(node).provider_id
+    with pytest.raises(ProviderError, match=f"{name} cannot be rebooted: IncorrectState"):
+        provider.reboot(node)
+    cloud_fleet.provision_for(60)
+    provider.reboot(node)
+    assert [machine.reboots for machine in cloud_fleet.world.machines] == [1]
+    cloud_fleet.world.faults.append(Fault("RebootInstances", "InternalError"))
+    with pytest.raises(Unknown, match=f"whether {name} was rebooted is not known"):
+        provider.reboot(node)
+    provider.terminate(node)
+    with pytest.raises(ProviderError, match=f"{node} has no machine to reboot"):
+        provider.reboot(node)
 
 
 def test_the_caps_of_a_region_hold_whatever_is_ordered(cloud_fleet: CloudFleet) -> None:
