@@ -6,7 +6,7 @@ import sys
 
 import uvloop
 
-from engine_agent.engines.sim.http_server import PortTaken
+from engine_agent.engines.openai_http import PortTaken
 from engine_agent.engines.sim.member import Follower, Leader
 from engine_agent.engines.sim.settings import Settings, parse_settings
 from engine_agent.protocol.log_lines import PlainLines

@@ -27,8 +27,8 @@ from engine_agent.engines.handshake import (
     retry_pauses_s,
     without_tls,
 )
+from engine_agent.engines.openai_http import bind_port
 from engine_agent.engines.sim.faults import Effects, Faults
-from engine_agent.engines.sim.http_server import bind_port
 from engine_agent.engines.sim.settings import HANDSHAKE_TIMEOUT_S, HEARTBEAT_S, SILENT_BEATS, Settings
 from engine_agent.protocol.local_servers import closing_connections
 from engine_agent.protocol.messages import StepTimes

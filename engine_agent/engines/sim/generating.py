@@ -10,15 +10,14 @@ from typing import Any
 
 import msgspec
 
-from engine_agent.engines.sim.api.common import AnswerWriter, Usage
+from engine_agent.engines.openai_http import Endpoint, Receive, Send, Usage, respond, send_body, start_response
+from engine_agent.engines.sim.api.common import AnswerWriter
 from engine_agent.engines.sim.batching import NO_HANDOVER, Handover
 from engine_agent.engines.sim.engine import Aborted, Engine, Events, Generation, PromptCount
-from engine_agent.engines.sim.http_server import Receive, Send, respond, send_body, start_response
 from engine_agent.engines.sim.kv_transfer import TakeOverFailed, take_over
 from engine_agent.engines.sim.planning.answer_plan import Answer
 from engine_agent.engines.sim.planning.generation_request import GenerationRequest, Prompt, Source, params_of
 from engine_agent.engines.sim.prefix_cache import block_hashes
-from engine_agent.engines.sim.settings import Endpoint
 from engine_agent.engines.usage_ledger import scoped_salt
 
 log = logging.getLogger(__name__)

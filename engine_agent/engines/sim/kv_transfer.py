@@ -16,9 +16,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from engine_agent.engines.sim.http_server import bind_port
+from engine_agent.engines.openai_http import Endpoint, bind_port
 from engine_agent.engines.sim.planning.generation_request import HandoverParameters, Source
-from engine_agent.engines.sim.settings import Endpoint
 from engine_agent.protocol.local_servers import closing_connections
 
 

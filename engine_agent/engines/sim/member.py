@@ -7,13 +7,14 @@ import os
 import signal
 from dataclasses import dataclass
 
+from engine_agent.engines.openai_http import Endpoint, HealthPage, HttpListeners
+from engine_agent.engines.sim.admin_server import AdminServer
 from engine_agent.engines.sim.cell_link import FollowerLink, LeaderLink, NoLeader
 from engine_agent.engines.sim.engine import Engine, Meters
 from engine_agent.engines.sim.faults import Crash, Faults, combine_effects
-from engine_agent.engines.sim.http_server import AdminServer, HealthPage, HttpListeners
 from engine_agent.engines.sim.kv_transfer import KvServer
 from engine_agent.engines.sim.serving import ApiServer
-from engine_agent.engines.sim.settings import CLOSING_S, FAILED_EXIT_AFTER_S, LOOPBACK, Endpoint, Settings
+from engine_agent.engines.sim.settings import CLOSING_S, FAILED_EXIT_AFTER_S, LOOPBACK, Settings
 from engine_agent.engines.step_meter import StepMeter
 from engine_agent.engines.usage_ledger import UsageLedger
 from engine_agent.protocol.local_servers import StateWatch, state_name

@@ -12,9 +12,25 @@ from functools import partial
 
 import msgspec
 
+from engine_agent.engines.openai_http import (
+    App,
+    BodyTooLarge,
+    ClientLeft,
+    Endpoint,
+    HealthPage,
+    Receive,
+    Routes,
+    Scope,
+    Send,
+    error_body,
+    find_route,
+    models_body,
+    read_body,
+    respond,
+)
 from engine_agent.engines.sim.api import pooling
 from engine_agent.engines.sim.api.chat import ChatWriter, parse_chat
-from engine_agent.engines.sim.api.common import AnswerWriter, error_body, model_card, models_body
+from engine_agent.engines.sim.api.common import AnswerWriter, model_card
 from engine_agent.engines.sim.api.completions import (
     CompletionWriter,
     parse_completion,
@@ -35,23 +51,9 @@ from engine_agent.engines.sim.batching import TooLong
 from engine_agent.engines.sim.engine import Engine, NotServing, render
 from engine_agent.engines.sim.faults import Faults
 from engine_agent.engines.sim.generating import GaveUp, Run, write_handed_over, write_stream, write_whole
-from engine_agent.engines.sim.http_server import (
-    App,
-    BodyTooLarge,
-    ClientLeft,
-    HealthPage,
-    Receive,
-    Routes,
-    Scope,
-    Send,
-    find_route,
-    read_body,
-    respond,
-)
 from engine_agent.engines.sim.planning.answer_plan import Answer, plan_answers
 from engine_agent.engines.sim.planning.generation_request import GenerationRequest
 from engine_agent.engines.sim.planning.vocabulary import TokenTexts
-from engine_agent.engines.sim.settings import Endpoint
 from engine_agent.protocol.api_surface import CONTEXT_LENGTH_EXCEEDED
 from engine_agent.protocol.request_bodies import BadRequest
 from engine_agent.protocol.states import CellRole

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE, CELL_SECRET_VARIABLE
 from engine_agent.engines.handshake import BadCertificate, Identity, LeaderCertificate, leader_certificate
+from engine_agent.engines.openai_http import Endpoint
 from engine_agent.engines.sim.batching import ModelParameters
 from engine_agent.engines.sim.faults import BadFault, Fault, parse_fault
 from engine_agent.engines.sim.planning.generation_request import HandoverParameters
@@ -26,15 +27,6 @@ FAILED_EXIT_AFTER_S = 1.0
 """How long a failed leader still answers, so that clients read the reason before the port closes."""
 CLOSING_S = 1.0
 """Lets clients read the last bytes of their responses after the computation ends."""
-
-
-@dataclass(frozen=True)
-class Endpoint:
-    host: str
-    port: int
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True)

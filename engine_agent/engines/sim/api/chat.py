@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-from engine_agent.engines.sim.api.common import DONE_EVENT, Usage, content_logprob, error_event, event, request_of
+from engine_agent.engines.openai_http import DONE_EVENT, Usage, error_event, event
+from engine_agent.engines.sim.api.common import content_logprob, request_of
 from engine_agent.engines.sim.planning.answer_plan import Answer, Token
 from engine_agent.engines.sim.planning.generation_request import GenerationRequest, Prompt, Tool, ToolChoice
 from engine_agent.protocol.request_bodies import BadRequest, ChatBody, NamedChoice, ToolField, check_chat, read_body

@@ -1,12 +1,12 @@
 """What the families of paths share beyond `engine_agent.protocol.request_bodies`: stops, output forms, usage, events,
 errors, log probabilities."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import msgspec
 
+from engine_agent.engines.openai_http import Usage
 from engine_agent.engines.sim.planning.generation_request import (
     GenerationRequest,
     OutputForm,
@@ -17,7 +17,6 @@ from engine_agent.engines.sim.planning.generation_request import (
     source_of,
 )
 from engine_agent.engines.sim.planning.vocabulary import Ranked, ranked_tokens
-from engine_agent.protocol.api_surface import ErrorForm, error_object
 from engine_agent.protocol.request_bodies import (
     BadRequest,
     ResponseFormat,
@@ -123,26 +122,6 @@ def _transfer_of(given: dict[str, Any] | None) -> TransferParams | None:
         raise BadRequest(f"`kv_transfer_params`: {error}", param="kv_transfer_params") from error
 
 
-DONE_EVENT = b"data: [DONE]\n\n"
-
-
-@dataclass(frozen=True)
-class Usage:
-    """Token counts of a request. `cached_tokens` of the prompt came from the prefix cache."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    cached_tokens: int = 0
-
-    def body(self) -> dict[str, Any]:
-        return {
-            "prompt_tokens": self.prompt_tokens,
-            "completion_tokens": self.completion_tokens,
-            "total_tokens": self.prompt_tokens + self.completion_tokens,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
-
-
 class AnswerWriter(Protocol):
     """Writes the answer to one request, in the form of its family. A stream is `opening`, a `token_event` for each
     token of each answer, and `closing`; any other answer is `whole`."""
@@ -163,20 +142,6 @@ class AnswerWriter(Protocol):
         """Returns the last event of a stream that failed."""
 
 
-def event(body: Any, name: str = "") -> bytes:
-    head = f"event: {name}\n".encode() if name else b""
-    return head + b"data: " + msgspec.json.encode(body) + b"\n\n"
-
-
-def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
-    return msgspec.json.encode(error_object(ErrorForm.OPENAI, status, message, code=code, param=param))
-
-
-def error_event(status: int, message: str) -> bytes:
-    """Returns the last event of an OpenAI stream that failed; no `[DONE]` follows it."""
-    return b"data: " + error_body(status, message) + b"\n\n"
-
-
 def logprob_body(ranked: Sequence[Ranked], **more: Any) -> dict[str, Any]:
     """Returns the most likely of some tokens, in OpenAI's form."""
     first = ranked[0]
@@ -187,10 +152,6 @@ def content_logprob(text: str, index: int, top: int) -> dict[str, Any]:
     """Returns a token with the `top` most likely ones in its place, as chats and responses write them."""
     ranked = ranked_tokens(text, index, max(0, top - 1))
     return logprob_body(ranked, top_logprobs=[logprob_body([one]) for one in ranked[:top]])
-
-
-def models_body(cards: Iterable[dict[str, Any]]) -> bytes:
-    return msgspec.json.encode({"object": "list", "data": list(cards)})
 
 
 def model_card(name: str, created: int, max_model_len: int, base: str) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct
 
+from engine_agent.engines.openai_http import DONE_EVENT, Usage, error_event, event
 from engine_agent.engines.sim.api.chat import tool_texts, tools_of
-from engine_agent.engines.sim.api.common import DONE_EVENT, Usage, error_event, event, request_of
+from engine_agent.engines.sim.api.common import request_of
 from engine_agent.engines.sim.planning.answer_plan import Answer
 from engine_agent.engines.sim.planning.generation_request import GenerationRequest, Prompt
 from engine_agent.engines.sim.planning.vocabulary import TokenTexts, ranked_tokens

@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Meta, Struct
 
+from engine_agent.engines.openai_http import Usage, event
 from engine_agent.engines.sim.api.chat import tool_choice, tool_texts
-from engine_agent.engines.sim.api.common import ANY_OBJECT, Usage, event, stop_texts
+from engine_agent.engines.sim.api.common import ANY_OBJECT, stop_texts
 from engine_agent.engines.sim.planning.answer_plan import Answer
 from engine_agent.engines.sim.planning.generation_request import GenerationRequest, OutputForm, Prompt, Stops, Tool
 from engine_agent.protocol.api_surface import ErrorForm, error_object

@@ -7,8 +7,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from engine_agent.engines.openai_http import Usage, error_body, event
 from engine_agent.engines.sim.api.chat import tool_choice, tool_texts
-from engine_agent.engines.sim.api.common import ANY_OBJECT, Usage, content_logprob, error_body, event, stop_texts
+from engine_agent.engines.sim.api.common import ANY_OBJECT, content_logprob, stop_texts
 from engine_agent.engines.sim.planning.answer_plan import Answer
 from engine_agent.engines.sim.planning.generation_request import GenerationRequest, OutputForm, Prompt, Stops, Tool
 from engine_agent.protocol.request_bodies import (

@@ -6,13 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+from engine_agent.engines.openai_http import Endpoint, HealthPage
 from engine_agent.engines.sim.batching import ModelParameters
 from engine_agent.engines.sim.engine import Engine, Meters
 from engine_agent.engines.sim.faults import Faults
-from engine_agent.engines.sim.http_server import HealthPage
 from engine_agent.engines.sim.planning.generation_request import HandoverParameters
 from engine_agent.engines.sim.serving import ApiServer
-from engine_agent.engines.sim.settings import Endpoint
 from engine_agent.engines.usage_ledger import UsageLedger
 from engine_agent.protocol.local_servers import StateWatch
 from engine_agent.protocol.proxy_messages import EXCHANGE_HEADER

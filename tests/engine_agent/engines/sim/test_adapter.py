@@ -6,8 +6,9 @@ import pytest
 from msgspec import structs
 
 from engine_agent.engines.base import EngineUnavailable
+from engine_agent.engines.openai_http import Endpoint
 from engine_agent.engines.sim.adapter import SimAdapter
-from engine_agent.engines.sim.settings import Endpoint, parse_settings
+from engine_agent.engines.sim.settings import parse_settings
 from engine_agent.protocol.messages import EnginePlan, PlanAdapter
 from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN, KV_TRANSFER, rendezvous_port
 from engine_agent.protocol.states import CellRole

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from engine_agent.engines.openai_http import Endpoint
 from engine_agent.engines.sim.batching import BatchingModel, Handover, ModelParameters, Sequence
 from engine_agent.engines.sim.kv_transfer import KvServer, Leases
 from engine_agent.engines.sim.planning.generation_request import HandoverParameters
-from engine_agent.engines.sim.settings import Endpoint
 from engine_agent.protocol.states import CellRole
 from tests.engine_agent.engines.sim.in_process import FAST, MODEL, Application, application
 from tests.ports import free_port

@@ -5,8 +5,9 @@ from collections.abc import Mapping
 import pytest
 
 from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE, CELL_SECRET_VARIABLE
+from engine_agent.engines.openai_http import Endpoint
 from engine_agent.engines.sim.faults import Slow
-from engine_agent.engines.sim.settings import Endpoint, Settings, parse_settings
+from engine_agent.engines.sim.settings import Settings, parse_settings
 from engine_agent.node.identity import throwaway_certificate
 from engine_agent.protocol.fingerprint import FINGERPRINT_VARIABLE
 from engine_agent.protocol.states import MemberRole

@@ -1,31 +1,36 @@
-"""HTTP of the engine: ASGI helpers, one uvicorn server on one or two ports, and the administration port that injects
-faults. It leaves signals to the process and logs no requests."""
+"""HTTP of the engines that this project writes, the simulator and the front of Triton: ASGI helpers, one uvicorn server
+on one or two ports, and the parts of OpenAI's answers that do not depend on the engine. The server leaves signals to
+the process and logs no requests."""
 
 import asyncio
 import math
-import os
-import signal
 import socket
-from asyncio import get_running_loop
-from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import uvicorn
 
-from engine_agent.engines.sim.faults import BadFault, Crash, Error, Faults, parse_fault
-from engine_agent.engines.sim.settings import Endpoint
+from engine_agent.protocol.api_surface import ErrorForm, error_object
 from engine_agent.protocol.ingress_messages import MAX_BODY_BYTES
 from engine_agent.protocol.local_servers import StateWatch
-from engine_agent.protocol.messages import StepTimes
-from engine_agent.protocol.states import MemberRole
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 Routes = Mapping[tuple[str, str], App]
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
 
 
 class BodyTooLarge(ValueError):
@@ -173,60 +178,39 @@ def bind_port(endpoint: Endpoint) -> socket.socket:
     return listener
 
 
-_CRASH_AFTER_S = 0.02
-"""Lets the response to the crash request leave the process."""
+DONE_EVENT = b"data: [DONE]\n\n"
 
 
-class AdminServer:
-    """The administration port of every member: its health, its steps, and faults to inject and remove."""
+@dataclass(frozen=True)
+class Usage:
+    """Token counts of a request. `cached_tokens` of the prompt came from the prefix cache."""
 
-    def __init__(
-        self, faults: Faults, health: HealthPage, role: MemberRole, steps: Callable[[], StepTimes] = StepTimes
-    ) -> None:
-        self._steps = steps
-        self._faults = faults
-        self._role = role
-        self._routes: Routes = {
-            ("GET", "/health"): health,
-            ("GET", "/steps"): self._steps_page,
-            ("GET", "/fault"): self._show,
-            ("POST", "/fault"): self._put_fault,
-            ("DELETE", "/fault"): self._clear,
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+    def body(self) -> dict[str, Any]:
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        route = find_route(self._routes, scope)
-        if isinstance(route, int):
-            await _respond_error(send, route, f"no {scope['method']} {scope['path']} here")
-        else:
-            await route(scope, receive, send)
 
-    async def _steps_page(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await respond(send, 200, msgspec.json.encode(self._steps()))
-
-    async def _show(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        await respond(send, 200, msgspec.json.encode({"faults": self._faults.in_force()}))
-
-    async def _clear(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._faults.clear()
-        await self._show(scope, receive, send)
-
-    async def _put_fault(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            fault = parse_fault(await read_body(receive))
-        except ClientLeft:
-            return
-        except (BadFault, BodyTooLarge) as error:
-            await _respond_error(send, 400, str(error))
-            return
-        if isinstance(fault, Error) and self._role is MemberRole.FOLLOWER:
-            await _respond_error(send, 400, "kind: a follower answers no requests; put `error` into the leader")
-            return
-        if isinstance(fault, Crash):
-            get_running_loop().call_later(_CRASH_AFTER_S, os.kill, os.getpid(), signal.SIGKILL)
-        self._faults.put(fault)
-        await self._show(scope, receive, send)
+def event(body: Any, name: str = "") -> bytes:
+    head = f"event: {name}\n".encode() if name else b""
+    return head + b"data: " + msgspec.json.encode(body) + b"\n\n"
 
 
-async def _respond_error(send: Send, status: int, message: str) -> None:
-    await respond(send, status, msgspec.json.encode({"error": message}))
+def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:
+    return msgspec.json.encode(error_object(ErrorForm.OPENAI, status, message, code=code, param=param))
+
+
+def error_event(status: int, message: str) -> bytes:
+    """Returns the last event of an OpenAI stream that failed; no `[DONE]` follows it."""
+    return b"data: " + error_body(status, message) + b"\n\n"
+
+
+def models_body(cards: Iterable[dict[str, Any]]) -> bytes:
+    return msgspec.json.encode({"object": "list", "data": list(cards)})
