@@ -25,7 +25,7 @@ help: ## Show this list.
 	@echo "  DETACH=1                 make up returns once every cell is ready and leaves the fleet running; make lab likewise"
 	@echo "  CLOUD=aws                make up has a cloud of tests launch it, on hosts of a laboratory (docs/lab.md); engine sim"
 	@echo "  WAIT_S=600               how long it waits for that, in seconds"
-	@echo "  ENGINE=vllm|llama-cpp|sim  what the demo's smollm2 runs on (vllm installs 2.4 GB on first use, llama-cpp 0.2 GB)"
+	@echo "  ENGINE=vllm|llama-cpp|triton|sim  what the demo's smollm2 runs on (installs 2.4, 0.2 or 0.4 GB on first use)"
 	@echo "  SWITCHYARD_HOME          data, logs, journals, operator-token (.switchyard)"
 	@echo "  SWITCHYARD_CACHE         engines' environments and weights (.cache)"
 	@echo "  SWITCHYARD_PORT          dashboard and API (8000)"
@@ -54,9 +54,12 @@ backup: environment ## Write database and secrets to one file: make backup FILE=
 restore: environment ## Make a new home of such a file: make restore FILE=switchyard.backup SWITCHYARD_HOME=...
 	@$(if $(FILE),exec $(VENV) -m controlplane.embedded restore '$(FILE)',echo "Say from what: make restore FILE=switchyard.backup"; exit 2)
 
-engine: environment ## Install vLLM and build the demo's weights, as make up does (ENGINE=llama-cpp: llama.cpp).
+engine: environment ## Install vLLM and build the demo's weights, as make up does (ENGINE=llama-cpp or triton: that engine).
 ifeq ($(ENGINE),llama-cpp)
 	@$(VENV) -m engine_agent.engines.llama_cpp.environment install --cache $(SWITCHYARD_CACHE)
+	@$(VENV) -m engine_agent.engines.llama_cpp.weights build --cache $(SWITCHYARD_CACHE)
+else ifeq ($(ENGINE),triton)
+	@$(VENV) -m engine_agent.engines.triton.environment install --cache $(SWITCHYARD_CACHE)
 	@$(VENV) -m engine_agent.engines.llama_cpp.weights build --cache $(SWITCHYARD_CACHE)
 else
 	@$(VENV) -m engine_agent.engines.vllm.environment install --cache $(SWITCHYARD_CACHE)

@@ -15,6 +15,7 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parent.parent
 VLLM = Path("engine_agent/engines/vllm")
 LLAMA_CPP = Path("engine_agent/engines/llama_cpp")
+TRITON = Path("engine_agent/engines/triton")
 OLDEST_PYTHON = "3.11"
 _COMPILE = (
     "pip", "compile", "--quiet", "--universal", "--python-version", OLDEST_PYTHON, "--generate-hashes",
@@ -74,6 +75,7 @@ LOCKS = (
         complete=True,
         note="Downloaded for its GGUF file, by engine_agent.engines.llama_cpp.weights.",
     ),
+    Lock(TRITON / "requirements.lock", (TRITON / "requirements.txt",), complete=True),
 )
 
 

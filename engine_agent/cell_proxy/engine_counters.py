@@ -79,11 +79,15 @@ _METRICS_BYTES = 4 * 1024 * 1024
 """vLLM's page has some 100 kB per engine."""
 _TOKEN_COUNTER = re.compile(
     rb"^(vllm:prompt_tokens_total|vllm:generation_tokens_total|llamacpp:prompt_tokens_total"
-    rb"|llamacpp:prompt_tokens_cached_total|llamacpp:tokens_predicted_total)(?:\{[^\n]*\})? ([0-9.eE+]+)\s*$",
+    rb"|llamacpp:prompt_tokens_cached_total|llamacpp:tokens_predicted_total"
+    rb"|switchyard_prompt_tokens_total|switchyard_completion_tokens_total)(?:\{[^\n]*\})? ([0-9.eE+]+)\s*$",
     re.MULTILINE,
 )
-_COMPLETIONS = {b"vllm:generation_tokens_total", b"llamacpp:tokens_predicted_total"}
-"""Of these counters; the others count prompts. llama.cpp counts cached tokens apart, vLLM with the others."""
+_COMPLETIONS = {
+    *(b"vllm:generation_tokens_total", b"llamacpp:tokens_predicted_total", b"switchyard_completion_tokens_total")
+}
+"""Of these counters; the others count prompts. llama.cpp counts cached tokens apart, the other engines with the others.
+Triton's own metrics (`nv_`) have no tokens: the names with `switchyard_` are those of its model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +179,8 @@ _STEP_COUNTER = re.compile(
     rb"^(vllm:prompt_tokens_total|vllm:generation_tokens_total|vllm:prefix_cache_hits_total"
     rb"|vllm:iteration_tokens_total_count|vllm:external_prefix_cache_hits_total|vllm:nixl_num_failed_transfers_total"
     rb"|llamacpp:prompt_tokens_total|llamacpp:tokens_predicted_total|llamacpp:prompt_tokens_cached_total"
-    rb"|llamacpp:n_decode_total)(?:\{[^\n]*\})? ([0-9.eE+]+)\s*$",
+    rb"|llamacpp:n_decode_total|switchyard_prompt_tokens_total|switchyard_cached_tokens_total"
+    rb"|switchyard_completion_tokens_total|switchyard_steps_total)(?:\{[^\n]*\})? ([0-9.eE+]+)\s*$",
     re.MULTILINE,
 )
 _SPECULATION_COUNTER = re.compile(
@@ -209,6 +214,13 @@ def read_totals(page: bytes) -> EngineTotals | None:
             prompt_tokens=int(found.get(b"llamacpp:prompt_tokens_total", 0)) + cached,
             cached_tokens=cached,
             completion_tokens=int(found.get(b"llamacpp:tokens_predicted_total", 0)),
+        )
+    if b"switchyard_steps_total" in found:
+        return EngineTotals(
+            steps=int(found[b"switchyard_steps_total"]),
+            prompt_tokens=int(found.get(b"switchyard_prompt_tokens_total", 0)),
+            cached_tokens=int(found.get(b"switchyard_cached_tokens_total", 0)),
+            completion_tokens=int(found.get(b"switchyard_completion_tokens_total", 0)),
         )
     if b"vllm:iteration_tokens_total_count" not in found:
         return None

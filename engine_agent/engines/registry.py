@@ -11,6 +11,8 @@ from engine_agent.engines.llama_cpp.environment import installed_python as insta
 from engine_agent.engines.neuron.adapter import NeuronAdapter
 from engine_agent.engines.neuron.adapter import installed_python as installed_neuron
 from engine_agent.engines.sim.adapter import SimAdapter
+from engine_agent.engines.triton.adapter import TritonAdapter
+from engine_agent.engines.triton.environment import installed_python as installed_triton
 from engine_agent.engines.vllm.adapter import VllmAdapter
 from engine_agent.engines.vllm.environment import installed_python as installed_vllm
 from engine_agent.protocol.engine_options import refused_in_plan
@@ -19,7 +21,7 @@ from engine_agent.protocol.states import CellRole
 
 ADAPTERS: Mapping[str, EngineAdapter] = {
     adapter.name: adapter
-    for adapter in (GenericAdapter(), LlamaCppAdapter(), NeuronAdapter(), SimAdapter(), VllmAdapter())
+    for adapter in (GenericAdapter(), LlamaCppAdapter(), NeuronAdapter(), SimAdapter(), TritonAdapter(), VllmAdapter())
 }
 
 KV_TRANSFER_ENGINES = frozenset({SimAdapter.name, VllmAdapter.name})
@@ -67,6 +69,7 @@ def engine_pythons(cache: Path) -> dict[str, Path]:
     pythons = {
         LlamaCppAdapter.name: installed_llama_cpp(cache),
         NeuronAdapter.name: installed_neuron(cache),
+        TritonAdapter.name: installed_triton(cache),
         VllmAdapter.name: installed_vllm(cache),
     }
     return {**installed_programs(cache), **{engine: path for engine, path in pythons.items() if path is not None}}

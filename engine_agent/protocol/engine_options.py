@@ -118,12 +118,21 @@ LLAMA_CPP: Mapping[str, Bounds | OneOf | Switch] = {
 }
 """The options of engine `llama-cpp` with their values. Sampling options are defaults for requests without them."""
 
+_NOT_IN_TRITON = ("cache-prompt", "cache-ram", "embeddings", "pooling", "sleep-idle-seconds")
+TRITON: Mapping[str, Bounds | OneOf | Switch] = {
+    name: allowed for name, allowed in LLAMA_CPP.items() if name not in _NOT_IN_TRITON
+}
+"""The options of engine `triton`, whose model computes with llama.cpp."""
+CHECKED: Mapping[str, Mapping[str, Bounds | OneOf | Switch]] = {"llama-cpp": LLAMA_CPP, "triton": TRITON}
+"""Engines whose options all have a table of values."""
+
 OPTIONS: Mapping[str, frozenset[str]] = {
     "generic": frozenset(_GENERIC_OPTIONS.split()),
     "llama-cpp": frozenset(LLAMA_CPP),
     "vllm": frozenset((_VLLM_OPTIONS + _RENDERED + _LAUNCHER_OPTIONS).split()),
     "neuron": frozenset((_VLLM_OPTIONS + _RENDERED).split()),
     "sim": frozenset(_SIM_OPTIONS.split()),
+    "triton": frozenset(TRITON),
 }
 VARIABLES: Mapping[str, frozenset[str]] = {
     "generic": frozenset(_EVERY_VARIABLE.split()),
@@ -131,6 +140,7 @@ VARIABLES: Mapping[str, frozenset[str]] = {
     "vllm": frozenset((_EVERY_VARIABLE + " " + _CELL_VARIABLES + _VLLM_VARIABLES).split()),
     "neuron": frozenset((_EVERY_VARIABLE + " " + _CELL_VARIABLES + _VLLM_VARIABLES + _NEURON_VARIABLES).split()),
     "sim": frozenset(_EVERY_VARIABLE.split()),
+    "triton": frozenset(_EVERY_VARIABLE.split()),
 }
 VALUES: Mapping[str, frozenset[str]] = {
     "command": frozenset(),
@@ -214,7 +224,8 @@ def refused_option(
     if harmless is not None and flag not in widened and not (isinstance(value, str) and value in harmless):
         allowed = f"engine {engine} may be given {', '.join(sorted(harmless))}" if harmless else _BY_ADMINS
         return RefusedOption(flag, "value", f"option {flag} is {value!r}; {allowed}")
-    if engine == "llama-cpp" and flag[2:] in LLAMA_CPP and (wrong := LLAMA_CPP[flag[2:]].problem(value)):
+    values = CHECKED.get(engine, {}).get(flag[2:])
+    if values is not None and (wrong := values.problem(value)):
         return RefusedOption(flag, "value", f"option {flag} is {value!r:.80}; it {wrong}")
     if flag[2:] in KEYS and flag not in widened and (wrong := _wrong_part(flag[2:], value)):
         return RefusedOption(flag, "value", f"option {flag} {wrong}")

@@ -20,9 +20,11 @@ PROXY_ADMIN = 2
 ENGINE = 3
 """Engine: OpenAI HTTP, `/health`, `/metrics` on loopback (leader only)."""
 ENGINE_ADMIN = 4
-"""Engine: administration and fault injection on loopback (`sim` only)."""
+"""Engine: administration and fault injection (`sim`), or the server behind its API (`triton`), on loopback."""
+ENGINE_METRICS = 5
+"""Engine: metrics of the server behind its API, on loopback (`triton` only)."""
 ROOT_COMMUNICATOR = 5
-"""Where the devices of a cell's nodes meet (leader only, `neuron` only)."""
+"""Where the devices of a cell's nodes meet (leader only, `neuron` only, so the port is free for other engines)."""
 COLLECTIVES_MASTER = 6
 """Where the processes that drive those devices meet (leader only, `neuron` only)."""
 AGENT_METRICS = 7

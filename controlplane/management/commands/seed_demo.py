@@ -46,7 +46,7 @@ class Command(AuditedCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument(
-            "--engine", choices=["vllm", "llama-cpp", "sim"], default="vllm", help="what serves smollm2"
+            "--engine", choices=["vllm", "llama-cpp", "triton", "sim"], default="vllm", help="what serves smollm2"
         )
         parser.add_argument("--provider", choices=list(CELLS), default="local", help="who runs its nodes")
         parser.add_argument("--artifact-uri", default="", help="where the weights of smollm2 lie (not for engine sim)")

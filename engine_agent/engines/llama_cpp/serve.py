@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from engine_agent.engines.artifacts import mark_damaged, verify_folder
-from engine_agent.protocol.engine_options import LLAMA_CPP, Bounds, Switch
+from engine_agent.protocol.engine_options import LLAMA_CPP, Bounds, OneOf, Switch
 from engine_agent.protocol.manifest import BadArtifact
 
 EXIT_NOT_INSTALLED = 3
@@ -66,12 +66,13 @@ def parse(argv: Sequence[str]) -> ServeOptions:
     parser.add_argument("--served-model", required=True, help="the model's name in requests")
     parser.add_argument("--port", required=True, type=int)
     own = parser.parse_args(words[:place])
-    return ServeOptions(**vars(own), engine=_engine_options(words[place + 1 :]))
+    return ServeOptions(**vars(own), engine=read_engine_options(words[place + 1 :], parser.prog, LLAMA_CPP))
 
 
-def _engine_options(words: list[str]) -> Mapping[str, Any]:
-    parser = argparse.ArgumentParser(prog="engine_agent.engines.llama_cpp.serve -- …", allow_abbrev=False)
-    for name, allowed in LLAMA_CPP.items():
+def read_engine_options(words: list[str], prog: str, known: Mapping[str, Bounds | OneOf | Switch]) -> Mapping[str, Any]:
+    """Reads a version's options. Exits as `parse` does."""
+    parser = argparse.ArgumentParser(prog=f"{prog} -- …", allow_abbrev=False)
+    for name, allowed in known.items():
         required = name in ("context-length", "parallel")
         if isinstance(allowed, Switch):
             parser.add_argument(f"--{name}", dest=name, action="store_true", default=None)
@@ -79,7 +80,7 @@ def _engine_options(words: list[str]) -> Mapping[str, Any]:
             parser.add_argument(f"--{name}", dest=name, required=required)
     given = {name: value for name, value in vars(parser.parse_args(words)).items() if value is not None}
     for name, value in given.items():
-        allowed = LLAMA_CPP[name]
+        allowed = known[name]
         if wrong := allowed.problem(value):
             parser.error(f"argument --{name} is {value!r}; it {wrong}")
         if isinstance(allowed, Bounds):
@@ -208,7 +209,7 @@ def main(argv: Sequence[str]) -> int:
     except (BadArtifact, OSError) as error:
         mark_damaged(options.model_dir)
         return _failed(EXIT_BAD_ARTIFACT, str(error))
-    if not _is_free(options.port):
+    if not is_free(options.port):
         return _failed(EXIT_ADDRESS_IN_USE, f"{LOOPBACK}:{options.port} is in use")
     os.environ.update(environment(os.environ))
     try:
@@ -234,7 +235,7 @@ def _served_context(address: str) -> int:
         return int(json.load(answer)["default_generation_settings"]["n_ctx"])
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
     """llama.cpp itself shares a port with another server that allows that."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

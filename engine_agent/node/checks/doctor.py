@@ -29,6 +29,8 @@ HUGE_PAGES_LEAST = 512
 """Libfabric takes its buffers for EFA from 2 MiB pages; the EFA installer reserves about 5,000."""
 PYTHON_LEAST = (3, 11)
 NEURON, NVIDIA, VLLM, SIM, LLAMA_CPP = "neuron", "nvidia", "vllm", "sim", "llama-cpp"
+ONE_PACKAGE = {LLAMA_CPP: ("llama.cpp", "xllamacpp"), "triton": ("Triton", "nvidia-pytriton")}
+"""Engines whose environment is a single package with what it needs."""
 DRIVERS = {NEURON: ("neuron_driver", "aws-neuronx-dkms"), NVIDIA: ("nvidia_driver", "the NVIDIA driver")}
 
 
@@ -61,8 +63,8 @@ def diagnose(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
         yield from _neuron(facts, expected)
     elif expected.engine == VLLM:
         yield _vllm(facts)
-    elif expected.engine == LLAMA_CPP:
-        yield _llama_cpp(facts)
+    elif expected.engine in ONE_PACKAGE:
+        yield _one_package(facts, expected.engine)
     yield from _network(facts, expected)
     yield from _host(facts)
 
@@ -157,12 +159,13 @@ def _vllm(facts: NodeFacts) -> Result:
     return Result("vllm packages", True, f"{name} {installed[name]}, torch {installed['torch']}")
 
 
-def _llama_cpp(facts: NodeFacts) -> Result:
-    version = facts.distributions.get(LLAMA_CPP, {}).get("xllamacpp")
+def _one_package(facts: NodeFacts, engine: str) -> Result:
+    title, package = ONE_PACKAGE[engine]
+    version = facts.distributions.get(engine, {}).get(package)
     if version is None:
-        wanted = "python -m engine_agent.engines.llama_cpp.environment install --cache DIR"
-        return Result("llama-cpp packages", False, "the cache has no environment of llama.cpp", wanted)
-    return Result("llama-cpp packages", True, f"xllamacpp {version}")
+        wanted = f"python -m engine_agent.engines.{engine.replace('-', '_')}.environment install --cache DIR"
+        return Result(f"{engine} packages", False, f"the cache has no environment of {title}", wanted)
+    return Result(f"{engine} packages", True, f"{package} {version}")
 
 
 def _network(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
@@ -249,7 +252,7 @@ def _ports(facts: NodeFacts) -> Result:
     return Result("ports", True, "the node's ports are free")
 
 
-ENGINES = ("generic", "llama-cpp", "neuron", "sim", "vllm")
+ENGINES = ("generic", "llama-cpp", "neuron", "sim", "triton", "vllm")
 MARKS = {True: "ok", False: "WRONG", None: "-"}
 
 

@@ -68,6 +68,7 @@ SMOLLM2_VLLM: dict[str, Any] = {
     "override_generation_config": '{"temperature": 0.2, "top_p": 0.9}',
 }
 SMOLLM2_LLAMA_CPP: dict[str, Any] = {"cache_prompt": True, "temperature": 0.2, "top_p": 0.9}
+SMOLLM2_TRITON: dict[str, Any] = {"temperature": 0.2, "top_p": 0.9}
 SMOLLM2_SIM: dict[str, Any] = {
     "prefill_tokens_per_s": 4000,
     "decode_step_ms": 20,
@@ -80,9 +81,10 @@ SMOLLM2_SIM: dict[str, Any] = {
 # A second version of each, for operators to roll out: the same model with a lower temperature.
 SMOLLM2_VLLM_CALM = {**SMOLLM2_VLLM, "override_generation_config": '{"temperature": 0.1, "top_p": 0.9}'}
 SMOLLM2_LLAMA_CPP_CALM = {**SMOLLM2_LLAMA_CPP, "temperature": 0.1}
+SMOLLM2_TRITON_CALM = {**SMOLLM2_TRITON, "temperature": 0.1}
 SMOLLM2_SIM_CALM = {**SMOLLM2_SIM, "seed": 12}
 
-SEEDED = re.compile(r"sim|135m-(fp32-|q4-)?[0-9a-f]{8}")
+SEEDED = re.compile(r"sim|135m-(fp32-|q4-|triton-)?[0-9a-f]{8}")
 """Names of smollm2 versions that the demo may exchange for each other. Names without `fp32` or `q4` are 16-bit versions
 of earlier releases."""
 
@@ -100,7 +102,7 @@ class Heads:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """Location of SmolLM2 as its `engine` reads it: `vllm` converted, `llama-cpp` as GGUF. Not needed with `sim`."""
+    """Location of SmolLM2 as its `engine` reads it: `vllm` converted, the others as GGUF. Not needed with `sim`."""
 
     uri: str
     digest: str
@@ -138,15 +140,16 @@ def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:
     if engine == "vllm":  # padded from 9 and 3, which two ranks cannot share
         columns |= {"attention_heads": 12, "kv_heads": 4, "layers": 30}
     machines = {LOCAL: {"nodes": 2, "tp": 2}}
-    if engine == "llama-cpp":
+    if engine in ("llama-cpp", "triton"):
         columns |= {"max_concurrency": 4}
         machines = {LOCAL: {"nodes": 1}}
-    prefix = {"vllm": "135m-fp32-", "llama-cpp": "135m-q4-"}.get(engine, "")
+    prefix = {"vllm": "135m-fp32-", "llama-cpp": "135m-q4-", "triton": "135m-triton-"}.get(engine, "")
     name = "sim" if weights is None else prefix + _short_digest(weights.digest)
     options, calm = {
         "vllm": (SMOLLM2_VLLM, SMOLLM2_VLLM_CALM),
         "llama-cpp": (SMOLLM2_LLAMA_CPP, SMOLLM2_LLAMA_CPP_CALM),
         "sim": (SMOLLM2_SIM, SMOLLM2_SIM_CALM),
+        "triton": (SMOLLM2_TRITON, SMOLLM2_TRITON_CALM),
     }[engine]
 
     def version(name: str, options: dict[str, Any]) -> ModelVersion:

@@ -8,7 +8,7 @@ from typing import Any
 
 from engine_agent.protocol.engine_builds import EngineBuild
 from engine_agent.protocol.engine_options import (
-    LLAMA_CPP,
+    CHECKED,
     RefusedOption,
     is_agents_own,
     option_name,
@@ -48,8 +48,8 @@ from models_registry.versions.planning.spec import (
 )
 from models_registry.versions.planning.speculation import Draft, Medusa, Method, Ngram, Speculation, read_speculation
 
-ENGINES = ("generic", "llama-cpp", "neuron", "sim", "vllm")
-WITH_WEIGHTS = ("generic", "llama-cpp", "neuron", "vllm")
+ENGINES = ("generic", "llama-cpp", "neuron", "sim", "triton", "vllm")
+WITH_WEIGHTS = ("generic", "llama-cpp", "neuron", "triton", "vllm")
 STATED_ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes"), "parallelism"),
     **dict.fromkeys(("decode_context_parallel_size", "prefill_context_parallel_size"), "parallelism"),
@@ -247,8 +247,8 @@ def _options(
         return {"max_num_seqs": spec.max_concurrency, **spec.engine_options}
     if spec.engine == "generic":
         return _generic_options(spec)
-    if spec.engine == "llama-cpp":
-        return _llama_cpp_options(spec)
+    if spec.engine in CHECKED:
+        return _slot_options(spec)
     for name, value in spec.engine_options.items():
         if field := _stated_elsewhere(name):
             raise InvalidVersion(f"{spec.reference}: engine_options.{name} is {value!r}; state it in {field}")
@@ -293,20 +293,20 @@ def _generic_options(spec: VersionSpec) -> dict[str, Any]:
     return {"context_length": spec.context_length, **spec.engine_options}
 
 
-LLAMA_CPP_FIELDS: Mapping[str, str] = {"context_length": "context_length", "parallel": "max_concurrency"}
+SLOT_FIELDS: Mapping[str, str] = {"context_length": "context_length", "parallel": "max_concurrency"}
 """Options of llama.cpp -> the field of a version that states them."""
 
 
-def _llama_cpp_options(spec: VersionSpec) -> dict[str, Any]:
+def _slot_options(spec: VersionSpec) -> dict[str, Any]:
     """Raises InvalidVersion for an option that has its own field, or a concurrency that llama.cpp has no slots for."""
     for name, value in spec.engine_options.items():
-        if field := LLAMA_CPP_FIELDS.get(name.replace("-", "_")):
+        if field := SLOT_FIELDS.get(name.replace("-", "_")):
             raise InvalidVersion(f"{spec.reference}: engine_options.{name} is {value!r}; state it in {field}")
     own: dict[str, Any] = {"context_length": spec.context_length, "parallel": spec.max_concurrency}
     for name, value in own.items():
-        if wrong := LLAMA_CPP[name.replace("_", "-")].problem(value):
-            field = LLAMA_CPP_FIELDS[name]
-            raise InvalidVersion(f"{spec.reference}: {field} is {value}; on engine llama-cpp it {wrong}")
+        if wrong := CHECKED[spec.engine][name.replace("_", "-")].problem(value):
+            field = SLOT_FIELDS[name]
+            raise InvalidVersion(f"{spec.reference}: {field} is {value}; on engine {spec.engine} it {wrong}")
     return {**own, **spec.engine_options}
 
 

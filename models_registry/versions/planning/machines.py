@@ -97,7 +97,7 @@ def check_degrees(spec: VersionSpec, degrees: Degrees, machine: InstanceShape) -
     if spec.engine == "sim":
         return ()
     rules = _Rules(spec, degrees, machine)
-    if spec.engine in ("generic", "llama-cpp"):
+    if spec.engine in ("generic", "llama-cpp", "triton"):
         rules.check_one_process()
         return ()
     rules.check_cores()

@@ -157,6 +157,7 @@ METHODS_OF_ENGINE: Mapping[str, tuple[Method, ...]] = {
     "generic": (),
     "llama-cpp": (),
     "sim": (),
+    "triton": (),
     "vllm": (Method.NGRAM, Method.DRAFT_MODEL, Method.MEDUSA, Method.EAGLE, Method.EAGLE3),
     "neuron": (Method.MEDUSA, Method.EAGLE, Method.EAGLE3),
 }

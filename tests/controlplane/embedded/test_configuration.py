@@ -43,7 +43,7 @@ def test_the_environment_decides() -> None:
         ("SWITCHYARD_PORT", "-1", "SWITCHYARD_PORT is '-1': give a port from 1 to 65535."),
         ("SWITCHYARD_PORT", "٨٠٨٠", "SWITCHYARD_PORT is '٨٠٨٠': give a port from 1 to 65535."),
         ("SWITCHYARD_INGRESS_PORT", "65535", "SWITCHYARD_INGRESS_PORT is '65535': give a port from 1 to 65534."),
-        ("ENGINE", "llama", "ENGINE is 'llama': give one of vllm, llama-cpp, sim."),
+        ("ENGINE", "llama", "ENGINE is 'llama': give one of vllm, llama-cpp, triton, sim."),
         ("SWITCHYARD_DEMO_PROVIDER", "gcp", "SWITCHYARD_DEMO_PROVIDER is 'gcp': give one of local, machines, aws."),
         (
             "SWITCHYARD_AGENT_LISTEN",

@@ -117,7 +117,7 @@ def test_a_disk_without_room_is_named(
         require_disk_space(read_configuration(environment))
 
 
-@pytest.mark.parametrize("engine", ["sim", "llama-cpp"])
+@pytest.mark.parametrize("engine", ["sim", "llama-cpp", "triton"])
 def test_engines_other_than_vllm_need_little_room(engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * GIB))
     environment = {"SWITCHYARD_HOME": str(tmp_path), "SWITCHYARD_CACHE": str(tmp_path), "ENGINE": engine}

@@ -89,6 +89,25 @@ async def test_llama_cpps_counters_are_read_under_its_own_names() -> None:
     assert read_totals(LLAMA_CPP_PAGE) == EngineTotals(9, 64, 24, 7)
 
 
+TRITON_PAGE = b"""# HELP nv_inference_request_success Number of successful inference requests, all batch sizes
+# TYPE nv_inference_request_success counter
+nv_inference_request_success{model="llm",version="1"} 2
+# HELP switchyard_prompt_tokens_total Prompt tokens that the model has read, with cached ones.
+# TYPE switchyard_prompt_tokens_total counter
+switchyard_prompt_tokens_total{model="llm"} 10
+switchyard_cached_tokens_total{model="llm"} 4
+switchyard_completion_tokens_total{model="llm"} 7
+switchyard_steps_total{model="llm"} 9
+nv_inference_pending_request_count{model="llm",version="1"} 0
+nv_cpu_utilization 0.9949748743718593
+"""
+
+
+async def test_the_counters_of_tritons_model_are_read_from_tritons_page() -> None:
+    assert read_counters(TRITON_PAGE) == TokenTotals(10, 7)
+    assert read_totals(TRITON_PAGE) == EngineTotals(9, 10, 4, 7)
+
+
 async def test_growth_is_compared_from_the_first_idle_moment_on() -> None:
     async with running_engine() as engine:
         cell = cell_of(engine)

@@ -11,14 +11,15 @@ from tests.engine_agent.engines.contexts import peer
 from tests.engine_agent.orders import assignment
 
 
-@pytest.mark.parametrize("engine", ["generic", "llama-cpp", "neuron", "sim", "vllm"])
+@pytest.mark.parametrize("engine", ["generic", "llama-cpp", "neuron", "sim", "triton", "vllm"])
 def test_an_adapter_answers_to_its_name(engine: str) -> None:
     assert engine_adapter(engine).name == engine
 
 
 def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        EngineUnavailable, match="unknown engine 'abacus'; this agent knows generic, llama-cpp, neuron, sim, vllm"
+        EngineUnavailable,
+        match=r"unknown engine 'abacus'; this agent knows generic, .*, sim, triton, vllm",
     ):
         engine_adapter("abacus")
 

@@ -1,5 +1,6 @@
 """The demo fleet is seeded once, and operators' changes stay."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 WEIGHTS = Weights(uri="file:///weights", digest="sha256:0123456789abcdef")
 GGUF = Weights(uri="file:///gguf", digest="sha256:fedcba9876543210", engine="llama-cpp")
+TRITON = replace(GGUF, engine="triton")
 
 
 def seed(weights: Weights | None = WEIGHTS, *, port: int = 8080) -> None:
@@ -63,7 +65,9 @@ def test_regions_of_a_cloud_are_declared_by_somebody_else_for_models_that_run_th
     assert nodes_per_cell(version.spec(), "trn1.32xlarge") == 2
 
 
-@pytest.mark.parametrize(("weights", "engine"), [(WEIGHTS, "vllm"), (GGUF, "llama-cpp"), (None, "sim")])
+@pytest.mark.parametrize(
+    ("weights", "engine"), [(WEIGHTS, "vllm"), (GGUF, "llama-cpp"), (TRITON, "triton"), (None, "sim")]
+)
 def test_every_version_of_it_can_be_run(weights: Weights | None, engine: str) -> None:
     seed(weights)
     machine = InstanceType.objects.get(name=LOCAL).shape()
@@ -73,7 +77,7 @@ def test_every_version_of_it_can_be_run(weights: Weights | None, engine: str) ->
     assert (artifact.digest if artifact else None) == (weights.digest if weights else None)
 
 
-@pytest.mark.parametrize("weights", [WEIGHTS, GGUF, None])
+@pytest.mark.parametrize("weights", [WEIGHTS, GGUF, TRITON, None])
 def test_every_model_has_a_second_version_that_can_be_rolled_out(weights: Weights | None) -> None:
     seed(weights)
     for deployment in Deployment.objects.all():

@@ -118,11 +118,11 @@ def artifact() -> Artifact:
     return Artifact(folder.as_uri(), verify_folder(folder).digest)
 
 
-def plan_of(artifact: Artifact, context_length: int = 2048, **options: Any) -> EnginePlan:
+def plan_of(artifact: Artifact, context_length: int = 2048, engine: str = "llama-cpp", **options: Any) -> EnginePlan:
     version = VersionSpec(
         model="tiny",
         version="1",
-        engine="llama-cpp",
+        engine=engine,
         artifact_uri=artifact.uri,
         artifact_digest=artifact.digest,
         context_length=context_length,

@@ -118,6 +118,8 @@ def test_a_machine_without_devices_is_for_vllm_where_that_is_installed_or_for_th
         wrong(plain, Expected("llama-cpp"))["llama-cpp packages"].found == "the cache has no environment of llama.cpp"
     )
     assert wrong(replace(plain, distributions={"llama-cpp": {"xllamacpp": "1"}}), Expected("llama-cpp")) == {}
+    assert wrong(replace(plain, distributions={"triton": {"nvidia-pytriton": "1"}}), Expected("triton")) == {}
+    assert wrong(plain, Expected("triton"))["triton packages"].wanted.endswith("triton.environment install --cache DIR")
     assert wrong(plain, Expected("sim")) == {}
     assert wrong(plain, Expected("neuron"))["neuron devices"].found.startswith("no device of neuron found")
 

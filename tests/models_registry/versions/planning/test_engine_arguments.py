@@ -79,7 +79,10 @@ def test_a_simulated_version_needs_no_artifact_and_no_context_flag() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"engine": "tgi"}, r"llama@3: engine is 'tgi'; it must be one of generic, llama-cpp, neuron, sim, vllm"),
+        (
+            {"engine": "tgi"},
+            r"llama@3: engine is 'tgi'; it must be one of generic, .*, sim, triton, vllm",
+        ),
         ({"artifact_uri": ""}, r"llama@3: engine vllm needs artifact_uri"),
         (
             {"engine_options": {"scheduling_policy": "fifo"}},
@@ -107,6 +110,7 @@ LLAMA_CPP = replace(SPEC, engine="llama-cpp", engine_options={"threads": 2, "kv_
 def test_a_llama_cpp_version_renders_its_slots_and_their_context() -> None:
     args = ("--context-length", "2048", "--kv-unified", "--parallel", "16", "--threads", "2")
     assert render_engine_plan(LLAMA_CPP, LOCAL).args == args
+    assert render_engine_plan(replace(LLAMA_CPP, engine="triton"), LOCAL).args == args
 
 
 @pytest.mark.parametrize(
@@ -126,9 +130,10 @@ def test_a_llama_cpp_version_renders_its_slots_and_their_context() -> None:
         ({"adapters": ({"name": "a", "artifact_uri": "file:///a"},)}, "engine llama-cpp does not support adapters"),
     ],
 )
-def test_what_llama_cpp_lacks_is_refused_by_name(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidVersion, match=message):
-        validate(replace(LLAMA_CPP, **change))
+@pytest.mark.parametrize("engine", ["llama-cpp", "triton"])
+def test_what_llama_cpp_and_triton_lack_is_refused_by_name(engine: str, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidVersion, match=message.replace("llama-cpp", engine)):
+        validate(replace(LLAMA_CPP, engine=engine, **change))
 
 
 def validate(spec: VersionSpec) -> None:

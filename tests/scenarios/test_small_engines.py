@@ -1,4 +1,5 @@
-"""The demo on llama.cpp, as `make up ENGINE=llama-cpp` starts it: it answers, and a killed engine is started again."""
+"""The demo on llama.cpp and on Triton, as `make up ENGINE=…` starts it: it answers, and a killed engine is started
+again."""
 
 import os
 import signal
@@ -15,12 +16,20 @@ from tests.scenarios.running_fleet import START_LIMIT_S, RunningFleet, eventuall
 pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(900)]
 
 
+VERSIONS = {"llama-cpp": "smollm2@135m-q4-", "triton": "smollm2@135m-triton-"}
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def engine(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def small() -> Iterator[RunningFleet]:
+def small(engine: str) -> Iterator[RunningFleet]:
     with tempfile.TemporaryDirectory(prefix="llama-") as folder:
         fleet = RunningFleet(Path(folder).resolve() / "home")
         try:
-            fleet.up("llama-cpp")
+            fleet.up(engine)
             fleet.wait_until_whole()
             yield fleet
         finally:
@@ -33,9 +42,9 @@ def answer(fleet: RunningFleet) -> Any:
     return found.json() if found.status_code == 200 else None
 
 
-def test_it_answers_and_a_killed_engine_is_started_again(small: RunningFleet) -> None:
+def test_it_answers_and_a_killed_engine_is_started_again(engine: str, small: RunningFleet) -> None:
     (cell,) = small.cells(deployment="smollm2").values()
-    assert cell["model_version"].startswith("smollm2@135m-q4-")
+    assert cell["model_version"].startswith(VERSIONS[engine])
     assert [node["rank"] for node in cell["nodes"]] == [0]
     found = answer(small)
     assert found["choices"][0]["text"].startswith(" Paris")
