@@ -36,6 +36,7 @@ PAGES = {
     "override-end": "override.end",
     "agents-enrol": "agent.enrol",
     "join-refused": "machine.refuse",
+    "agent-cache": "compile-cache.create",
 }
 LONGEST_KEPT_BODY = 256 * 1024
 """Bytes: the limit of the API's parser."""

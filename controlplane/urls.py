@@ -16,6 +16,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("agents/enrol", enrol, name="agents-enrol"),
     path("agents/join/archive/<str:tag>", join.archive, name="join-archive"),
     path("agents/builds/<str:digest>/<str:name>", join.build, name="agent-build"),
+    path("agents/caches/<str:key>", join.compile_cache, name="agent-cache"),
     path("agents/releases/<str:release>/<str:digest>", join.release, name="agent-release"),
     path("agents/join/check", join.check, name="join-check"),
     path("agents/join/refused", join.refused, name="join-refused"),

@@ -27,6 +27,7 @@ from fleet.regions.pages import REGION, image_back_action, image_move_action, po
 from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
 from fleet.rollouts.pages import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
 from models_registry.builds.pages import BUILD, engine_build_action, engine_build_new
+from models_registry.compile_caches.pages import compile_cache_delete
 from models_registry.imports.pages import IMPORT, IMPORTS, import_action, import_new
 from models_registry.instance_types.pages import (
     INSTANCE_TYPE,
@@ -131,6 +132,7 @@ urlpatterns = [
     path("models/<version:key>/diff/", _view(VERSION_DIFF), name="version-diff"),
     path("models/<version:key>/draft/", draft_new, name="draft-new"),
     path("models/<version:key>/edit/", draft_edit, name="draft-edit"),
+    path("compile-caches/<int:id>/delete/", compile_cache_delete, name="compile-cache-delete"),
     path("builds/new/", engine_build_new, name="engine-build-new"),
     path("builds/<str:key>/", _view(BUILD), name="engine-build"),
     path("builds/<str:key>/ask/<str:action>/", engine_build_action, name="engine-build-action"),

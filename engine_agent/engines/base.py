@@ -42,16 +42,29 @@ class EngineContext:
     cache: Path
 
 
+@dataclass(frozen=True, slots=True)
+class CompileFolders:
+    """Where an engine keeps what it compiles, relative to the folder of its compile cache. `variables` tell it the
+    folders; of `shared` ones the content is of use on other nodes. `is_one_engines`: several engines must not use one
+    folder at the same time."""
+
+    variables: Mapping[str, str]
+    shared: tuple[str, ...]
+    is_one_engines: bool = False
+
+
 @dataclass(frozen=True)
 class Launch:
     """How to start an engine process; `env` is added to the agent's environment. `reads` and `writes` are folders
-    besides its installation, `programs` those that the first program executes."""
+    besides its installation, `programs` those that the first program executes. `compiles` is None if this engine
+    compiles nothing that is worth keeping."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     reads: tuple[Path, ...] = ()
     writes: tuple[Path, ...] = ()
     programs: tuple[Path, ...] = ()
+    compiles: CompileFolders | None = None
 
 
 class EngineAdapter(Protocol):

@@ -16,9 +16,11 @@ from time import time_ns
 from msgspec import structs
 
 from engine_agent.cell_proxy.span_export import SpanExporter
+from engine_agent.node.accounts import Service, service_account
 from engine_agent.node.builds import NodeBuilds
 from engine_agent.node.checks.reset import reset_devices
 from engine_agent.node.checks.result import Result
+from engine_agent.node.compile_caches import NodeCaches
 from engine_agent.node.connection import AgentConnection, report_interval_s
 from engine_agent.node.devices import visible_devices
 from engine_agent.node.enrolment import Enrolment
@@ -98,6 +100,8 @@ SEND_LOGS_EVERY_S = 1.0
 NEURON = "neuron"
 BUILDS = "builds"
 """Of the machine's cache, next to `fetched`. Engines cannot write to it."""
+COMPILED = "compiled"
+"""Of the same: compile caches, whose folders belong to the engines' account."""
 POLL_CHECKS_EVERY_S = 1.0
 READ_STACK_EVERY_S = 30.0
 """Longest delay in reporting software that was installed under a running agent."""
@@ -136,6 +140,13 @@ class NodeAgent:
             on_change=self._wake.set,
             on_fault=self._connection.send_fault,
             builds=NodeBuilds(place.cache.parent / BUILDS, enrolment, self._wake_from_thread),
+            caches=NodeCaches(
+                place.cache.parent / COMPILED,
+                place.node_id,
+                enrolment,
+                self._wake_from_thread,
+                service_account(Service.ENGINE),
+            ),
             devices=lambda: self._accelerators.machine_devices(),  # noqa: PLW0108 - there are none yet
             now_s=self._awake.now_s,
         )
@@ -330,6 +341,7 @@ class NodeAgent:
             checks=self._checks.report,
             network=self._efa.devices,
             builds=self._node.builds.report(),
+            compile_caches=self._node.caches.report(),
         )
         health = _health(observed, seen.health)
         report = Report(

@@ -2,6 +2,7 @@
 writes the journal before it acts. `planning` decides what to do next, `agent` when."""
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -10,12 +11,15 @@ from time import monotonic
 
 import msgspec
 
-from engine_agent.engines.base import EngineUnavailable, MeasuresSteps, follower_count
+from engine_agent.engines.base import EngineUnavailable, Launch, MeasuresSteps, follower_count, local_folder
+from engine_agent.engines.builds.store import host_facts
+from engine_agent.engines.compile_cache import CompilePlace, compile_key, with_compile_cache
 from engine_agent.engines.registry import check_plan, check_role, engine_adapter
 from engine_agent.node import procfs, watch
 from engine_agent.node.accounts import Service, open_way, service_account
 from engine_agent.node.builds import HeldBuild, NodeBuilds
-from engine_agent.node.devices import DeviceTurn, InstanceCheck, with_device_share, with_devices
+from engine_agent.node.compile_caches import NodeCaches
+from engine_agent.node.devices import DeviceTurn, InstanceCheck, own_devices, with_device_share, with_devices
 from engine_agent.node.http import HttpClient, NoResponse
 from engine_agent.node.identity import IdentityCopy, with_certificate
 from engine_agent.node.journal import CorruptJournal, Journal
@@ -43,7 +47,7 @@ from engine_agent.node.planning.node import (
 from engine_agent.node.processes import ProcessEnd, Processes, end_reason, ended_fault, not_started_fault
 from engine_agent.node.record import JOURNAL_FILE, FailureRecord, NodeRecord, ProcessRecord, newest_record, with_order
 from engine_agent.node.telemetry.fault_logs import runtime_faults
-from engine_agent.protocol.fingerprint import Fingerprint
+from engine_agent.protocol.fingerprint import Fingerprint, fingerprint_from
 from engine_agent.protocol.messages import Accelerator, Assignment, Desired, EnginePlan, Fault, StepTimes
 from engine_agent.protocol.states import MemberRole
 
@@ -66,11 +70,13 @@ class LocalNode:
         on_change: Callable[[], None],
         on_fault: Callable[[Fault], None],
         builds: NodeBuilds,
+        caches: NodeCaches,
         devices: Callable[[], Sequence[Accelerator]] = tuple,
         now_s: Callable[[], float] = monotonic,
     ) -> None:
         self.place = place
         self.builds = builds
+        self.caches = caches
         self._devices = devices
         self._now_s = now_s
         self._stack = stack
@@ -153,6 +159,7 @@ class LocalNode:
         if self._proxy_change is not None:
             self._proxy_change.cancel()
         self.builds.close()
+        self.caches.close()
         self._turn.leave()
         self._http.close()
         self._processes.close()
@@ -194,7 +201,9 @@ class LocalNode:
     def _before_start(self) -> str:
         if self._waits_for_turn:
             return "it waits until another engine on its device has started"
-        return self.builds.words(self.desired.plan.build) if self.desired is not None else ""
+        if self.desired is None:
+            return ""
+        return self.builds.words(self.desired.plan.build) or self.caches.words()
 
     async def poll(self) -> None:
         desired, engine = self.desired, self._processes.running(ProcessKind.ENGINE)
@@ -266,7 +275,7 @@ class LocalNode:
 
     def _start_engine(self, step: StartEngine) -> None:
         given, member = step.assignment, membership_of(step.assignment)
-        held = None
+        held = cache = None
         try:
             check_plan(given.plan)
             check_role(given)
@@ -275,26 +284,48 @@ class LocalNode:
             self._waits_for_turn = not self._turn.take()
             if self._waits_for_turn:
                 return  # passes follow in any case
-            log.info("starting the engine: %s", step.reason)
-            self.seen = watch.without_engine(self.seen)
-            self._instance.restart()
             context = self.place.launch_context(engine_of(given.plan, held))
             launch = with_fingerprint(
                 engine_adapter(given.plan.engine).launch(given, context), given.plan, self._stack()
             )
+            if launch.compiles is not None:
+                key = self._compile_key(given, launch, context.engine_pythons.get(given.plan.engine))
+                if not self.caches.prepare(key, launch.compiles):
+                    self._turn.leave()
+                    return  # as for a build
+            log.info("starting the engine: %s", step.reason)
+            self.seen = watch.without_engine(self.seen)
+            self._instance.restart()
+            if launch.compiles is not None:
+                with contextlib.suppress(OSError):  # it then compiles into its own home
+                    cache = self.caches.obtain()
+                    launch = with_compile_cache(launch, given.plan.env, cache.folder)
             launch = with_device_share(launch, self.place.owns, given.plan.engine, 1 + follower_count(given))
             launch = with_devices(launch, self.place.owns, self._devices())
             launch = with_certificate(with_order(launch, self.order), given)
-            inherited = (held.lock,) if held is not None else ()  # the engine keeps its build until it exits
+            # The engine keeps its build and its compile cache until it exits.
+            inherited = tuple(each.lock for each in (held, cache) if each is not None)
             record = self._processes.start(ProcessKind.ENGINE, member, launch, inherited)
         except (EngineUnavailable, OSError) as error:
             self._give_up(member, str(error))
             return
         finally:
-            if held is not None:
-                os.close(held.lock)
+            for each in (held, cache):
+                if each is not None:
+                    os.close(each.lock)
         self._failure = None
         self._save(engine=record, failure=None)
+
+    def _compile_key(self, given: Assignment, launch: Launch, engine: Path | None) -> str:
+        owned = own_devices(self.place.owns, self._devices())
+        paths = (self.caches.folder, engine, *(local_folder(each, self.place.cache) for each in given.plan.artifacts))
+        place = CompilePlace(
+            host=host_facts(),
+            cores=len(os.sched_getaffinity(0)),
+            devices=tuple(device.name for device in owned),
+            paths=tuple(map(str, paths)),
+        )
+        return compile_key(given, fingerprint_from(launch.env), place)
 
     def _start_proxy(self, step: StartProxy) -> None:
         member = membership_of(step.assignment)
@@ -332,6 +363,8 @@ class LocalNode:
             self._turn.leave()
             if not end.was_ordered:
                 self._set_failure(member, reason, ran_stably and self.seen.was_ready)
+            elif self._failure is None:
+                self.caches.is_good()
             self._save(engine=None)
             self.seen = watch.without_engine(self.seen)
         else:
@@ -372,6 +405,8 @@ class LocalNode:
         if after.was_ready and engine is not None and not engine.was_ready:
             self._save(engine=msgspec.structs.replace(engine, was_ready=True))
             self._processes.lower_priority(ProcessKind.ENGINE)
+            self.caches.is_good()
+            self.caches.offer()
         if watch.is_change(before, after):
             self._on_change()
 

@@ -406,6 +406,16 @@ class NodeBuild(Struct, frozen=True, omit_defaults=True):
     fetching: str = ""
 
 
+class NodeCache(Struct, frozen=True, omit_defaults=True):
+    """The compile cache of a node's latest start. `state`: what became of it, in words. `digest` and `packed_bytes`: of
+    the archive that was fetched or uploaded."""
+
+    key: Annotated[str, Meta(max_length=64)]
+    state: Annotated[str, Meta(max_length=400)]
+    digest: Annotated[str, Meta(max_length=64)] = ""
+    packed_bytes: int = 0
+
+
 class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     """Use of a node and of its accelerators, and problems of its agent. None and empty: nothing to report.
 
@@ -427,6 +437,7 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     checks: CheckReport | None = None
     network: Annotated[tuple[NetworkDevice, ...], Meta(max_length=64)] = ()
     builds: Annotated[tuple[NodeBuild, ...], Meta(max_length=NODE_BUILDS_MAX)] = ()
+    compile_caches: Annotated[tuple[NodeCache, ...], Meta(max_length=1)] = ()
 
 
 class StepTimes(Struct, frozen=True):

@@ -1,6 +1,6 @@
 """The HTTP endpoints for hosts: join scripts, agent archives, the reachability check, join failures, and the
 attestation of EC2 machines. Browsers and users never call them. The archive and the check need the token of an open
-invitation; a release needs a machine's credential, a build a node's."""
+invitation; a release needs a machine's credential, a build and a compile cache a node's."""
 
 import asyncio
 import ipaddress
@@ -9,7 +9,8 @@ import re
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,13 +18,21 @@ from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.template.loader import render_to_string
 from django.views.decorators.csrf import csrf_exempt
-from django.views.decorators.http import require_GET, require_POST
+from django.views.decorators.http import require_GET, require_http_methods, require_POST
 
 from audit.middleware import audit_exempt
+from engine_agent.protocol.compile_caches import (
+    DIGEST_HEADER,
+    PART_BYTES,
+    UNPACKED_HEADER,
+    parse_range,
+    parse_unpacked,
+)
+from engine_agent.protocol.manifest import DIGEST_PREFIX, is_sha256
 from engine_agent.protocol.ports import HIGHEST_PORT, LOWEST_PORT
 from engine_agent.protocol.states import AgentKind
 from fleet.agents.planner import BadProof, ProofRefused
-from fleet.agents.selectors import server_pin, trust_now
+from fleet.agents.selectors import cache_place, is_under_suspicion, server_pin, trust_now
 from fleet.agents.services.enrolment import RETRY_AFTER_S, NotYet, agents_identify, machine_attest
 from fleet.clouds.aws.identity import sts_host
 from fleet.machines.models import Invitation
@@ -34,9 +43,20 @@ from kernel import clock
 from kernel.addresses import client_network
 from kernel.decoding import decode_json
 from kernel.outside_transaction import run_outside_transaction
+from kernel.refusals import Conflict, Refusal
 from kernel.rest.throttling import count_request
 from models_registry.artifacts.planner import parse_place
 from models_registry.builds.selectors import build_file
+from models_registry.compile_caches.selectors import CachePlace, cache_find, cache_path, cache_room_bytes
+from models_registry.compile_caches.services import (
+    BadUpload,
+    CachePart,
+    TooEarly,
+    TooLarge,
+    cache_check_wanted,
+    cache_part_store,
+    cache_use,
+)
 
 MAX_BODY_BYTES = 2048
 NONCE = re.compile(r"[0-9a-f]{32}")
@@ -115,6 +135,64 @@ def build(request: HttpRequest, digest: str, name: str) -> HttpResponseBase:
         return JsonResponse({"error": "this host of the control plane has no such build"}, status=404)
     first = FIRST_BYTE.fullmatch(request.headers.get("Range", ""))
     return _download_file(path, int(first[1]) if first else 0, "application/octet-stream", {})
+
+
+CACHE_REQUESTS_PER_MIN = 6000
+"""Of one network: a hundred hosts behind one address upload or fetch 400 MB each."""
+
+
+CACHE_REFUSALS: Mapping[type[Refusal], int] = {BadUpload: 400, Conflict: 409, TooLarge: 413, TooEarly: 425}
+
+
+@csrf_exempt  # agents send a credential, never a cookie
+@require_http_methods(["GET", "PUT"])
+def compile_cache(request: HttpRequest, key: str) -> HttpResponseBase:
+    """`GET` and `PUT /agents/caches/KEY` by the credential of a node in a cell, as in
+    `engine_agent.protocol.compile_caches`. 400, 403, 404, 409, 413, 425, 429."""
+    network = client_network(str(request.META.get("REMOTE_ADDR", "")))
+    rate = count_request("agent-cache", network, CACHE_REQUESTS_PER_MIN)
+    if rate is not None and rate.count > rate.limit:
+        answer = {"error": "too many requests from one network"}
+        return JsonResponse(answer, status=429, headers={"Retry-After": str(rate.reset_s)})
+    [identity] = agents_identify([_bearer_token(request)])
+    is_node = identity is not None and identity.kind is AgentKind.NODE
+    place = cache_place(identity.id) if identity is not None and is_node else None
+    if place is None or not is_sha256(key) or cache_room_bytes() == 0:
+        message = "only nodes in a cell may share compile caches" if cache_room_bytes() else "none are shared here"
+        return JsonResponse({"error": message}, status=403)
+    if request.method == "GET":
+        return _cache_download(place, key)
+    try:
+        return JsonResponse({"next": _store_part(request, place, key)})
+    except Refusal as refusal:
+        return JsonResponse({"error": str(refusal)}, status=CACHE_REFUSALS.get(type(refusal), 400))
+
+
+def _cache_download(place: CachePlace, key: str) -> HttpResponseBase:
+    row = cache_find(place, key)
+    path = cache_path(row.digest) if row is not None else None
+    if row is None or path is None or not path.is_file() or is_under_suspicion(row.node):
+        return JsonResponse({"error": "there is no compile cache for it"}, status=404)
+    digest = row.digest.removeprefix(DIGEST_PREFIX)
+    headers = {DIGEST_HEADER: digest, UNPACKED_HEADER: str(row.unpacked_bytes)}
+    answer = _download_file(path, 0, "application/octet-stream", headers)
+    if answer.status_code == HTTPStatus.OK:
+        cache_use(row, now=clock.now())
+    return answer
+
+
+def _store_part(request: HttpRequest, place: CachePlace, key: str) -> int:
+    """Returns the byte that must follow. Raises Conflict, TooLarge, TooEarly or BadUpload."""
+    content = request.read(PART_BYTES + 1)
+    if not content:
+        cache_check_wanted(place, key, now=clock.now())
+        return 0
+    part = parse_range(request.headers.get("Content-Range", ""))
+    unpacked = parse_unpacked(request.headers.get(UNPACKED_HEADER))
+    if part is None or unpacked is None:
+        raise BadUpload(f"a part needs Content-Range, {DIGEST_HEADER} and {UNPACKED_HEADER}")
+    stated = CachePart(key, part, request.headers.get(DIGEST_HEADER, ""), unpacked, content)
+    return cache_part_store(place, stated, now=clock.now())
 
 
 class _Download:

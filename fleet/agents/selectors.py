@@ -12,7 +12,10 @@ from django.db.models import Max, OuterRef, Q, QuerySet, Subquery
 from engine_agent.protocol.identity import IdentityKind
 from fleet.agents.models import FleetAuthority, IssuedCertificate
 from fleet.agents.planner import AuthorityState, AuthorityView
-from fleet.nodes.models import AgentCredential, JoinToken
+from fleet.cells.models import CellMember
+from fleet.nodes.models import AgentCredential, JoinToken, Node
+from fleet.reconcile.planning.states import CellState, NodeState
+from models_registry.compile_caches.selectors import CachePlace
 
 CLOCKS_BEHIND = timedelta(hours=1)
 
@@ -97,3 +100,25 @@ def revoked_serials(authority_id: int, now: datetime) -> Sequence[tuple[str, dat
     rows = IssuedCertificate.objects.filter(authority_id=authority_id, revoked_at__isnull=False)
     listed = rows.filter(not_after__gt=now - CLOCKS_BEHIND).values_list("serial", "revoked_at")
     return [(serial, revoked_at) for serial, revoked_at in listed if revoked_at is not None]
+
+
+def cache_place(node_id: str) -> CachePlace | None:
+    """Where a node's compile cache belongs; None if it is in no cell."""
+    member = CellMember.objects.select_related("cell", "node").filter(node=node_id).first()
+    if member is None:
+        return None
+    cell = member.cell
+    return CachePlace(
+        node=node_id,
+        cell=cell.id,
+        version=cell.model_version_id,
+        instance_type=cell.instance_type_id,
+        rank=member.rank,
+        is_serving=cell.state == CellState.READY.value and member.node.state == NodeState.READY.value,
+    )
+
+
+def is_under_suspicion(node_id: str) -> bool:
+    """Whether what this node made must not reach other nodes. Nodes that left or were removed are not."""
+    states = [NodeState.SUSPECT.value, NodeState.FAULTY.value]
+    return Node.objects.filter(id=node_id, state__in=states).exists()

@@ -243,6 +243,28 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='CompileCache',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('instance_type', models.CharField(help_text='Instance type that it was compiled on.', max_length=64)),
+                ('rank', models.PositiveIntegerField(help_text='Rank of the cell whose engine compiled it.')),
+                ('key', models.CharField(help_text='Digest of engine, drivers, devices, processor, arguments and paths, by the agent.', max_length=64)),
+                ('digest', models.CharField(help_text='`sha256:` and the digest of its archive.', max_length=80)),
+                ('packed_bytes', models.BigIntegerField(help_text='Bytes that a node fetches.')),
+                ('unpacked_bytes', models.BigIntegerField(help_text='Bytes on a node.')),
+                ('node', models.CharField(help_text='Node whose engine compiled it.', max_length=64)),
+                ('cell', models.CharField(help_text='Its cell at that time.', max_length=128)),
+                ('uses', models.PositiveIntegerField(default=0, help_text='How often nodes fetched it.')),
+                ('used_at', models.DateTimeField(help_text='When a node fetched it last, or when it was compiled.')),
+                ('created_at', models.DateTimeField()),
+                ('version', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='compile_caches', to='models_registry.modelversion')),
+            ],
+            options={
+                'ordering': ['-id'],
+                'constraints': [models.UniqueConstraint(fields=('version', 'instance_type', 'rank', 'key'), name='compile_cache_once_per_key')],
+            },
+        ),
+        migrations.CreateModel(
             name='ConfigurationSearch',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.django_db
 ENDPOINTS = unsafe_endpoints()
 AUDITED = [endpoint for endpoint in ENDPOINTS if not exemption(endpoint.view)]
 MIDDLEWARE = AuditMiddleware(lambda request: HttpResponse())
-WITHOUT_COOKIES = {"/agents/enrol", "/agents/join/refused", "/agents/join/attest"}
-"""Agents show a join token; anonymous requests leave no record."""
+WITHOUT_COOKIES = {"/agents/enrol", "/agents/join/refused", "/agents/join/attest", "/agents/caches/1"}
+"""Agents show a join token or a credential; anonymous requests leave no record."""
 
 
 def test_there_are_many_and_few_are_excepted() -> None:

@@ -27,6 +27,9 @@ class FakeControlPlane:
     `builds` is a folder with an engine build that it hands out; `build_requests` are the requests for its files: name
     and `Range`. The next `busy_answers` of them are refused as too many.
 
+    `caches` are the compile caches that nodes uploaded, by key: digest, unpacked bytes and archive; None: none are
+    shared.
+
     `orders` has the last order of each node, which is sent again on each of its connections; `by_agent` has the
     messages of each agent, except `requests` for certificates, which get no answer.
     """
@@ -47,6 +50,7 @@ class FakeControlPlane:
         self.builds: Path | None = None
         self.build_requests: list[tuple[str, str]] = []
         self.busy_answers = 0
+        self.caches: dict[str, tuple[str, int, bytes]] | None = None
         self._sends: list[Callable[[dict[str, Any]], Any]] = []
         self._send_to: dict[str, Callable[[dict[str, Any]], Any]] = {}
 
@@ -113,6 +117,9 @@ class FakeControlPlane:
             await self._converse(receive, send)
 
     async def _enrol(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["path"].startswith("/agents/caches/"):
+            await self._share_cache(scope, receive, send)
+            return
         if scope["method"] == "GET":
             await self._hand_out(scope, send)
             return
@@ -139,6 +146,31 @@ class FakeControlPlane:
         headers = [(b"content-length", str(len(content)).encode())]
         await send({"type": "http.response.start", "status": 206 if first else 200, "headers": headers})
         await send({"type": "http.response.body", "body": content})
+
+    async def _share_cache(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        key, headers = scope["path"].rpartition("/")[2], dict(scope["headers"])
+        if self.caches is None:
+            await _answer(send, 403, {"error": "none are shared here"})
+        elif scope["method"] == "GET":
+            digest, unpacked, content = self.caches.get(key, ("", 0, b""))
+            stated = {
+                "content-length": f"{len(content)}",
+                "x-content-sha256": digest,
+                "x-unpacked-bytes": f"{unpacked}",
+            }
+            fields = [(name.encode(), value.encode()) for name, value in stated.items()]
+            await send({"type": "http.response.start", "status": 200 if content else 404, "headers": fields})
+            await send({"type": "http.response.body", "body": content})
+        else:
+            body, more = b"", True
+            while more:
+                event = await receive()
+                body, more = body + event.get("body", b""), event.get("more_body", False)
+            if body:
+                stored = self.caches.get(key, ("", 0, b""))[2] + body
+                about = headers[b"x-content-sha256"].decode(), int(headers[b"x-unpacked-bytes"])
+                self.caches[key] = (*about, stored)
+            await _answer(send, 200, {"next": len(self.caches.get(key, ("", 0, b""))[2])})
 
     async def _converse(self, receive: Any, send: Any) -> None:
         await receive()
@@ -184,7 +216,7 @@ def _bearer(scope: dict[str, Any]) -> str:
     return header.decode().removeprefix("Bearer ")
 
 
-async def _answer(send: Any, status: int, body: dict[str, str]) -> None:
+async def _answer(send: Any, status: int, body: dict[str, Any]) -> None:
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(body).encode()})

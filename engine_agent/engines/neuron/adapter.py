@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine_agent.engines.base import (
+    CompileFolders,
     EngineContext,
     EngineUnavailable,
     Launch,
@@ -52,7 +53,7 @@ class NeuronAdapter:
         )
         env = {**rank_environment(assignment, context), **member_environment(assignment, context)}
         writes = (context.home / NEURON_FOLDER,)
-        launch = Launch(argv=argv, env=env, reads=read_in_place(assignment.plan), writes=writes)
+        launch = Launch(argv=argv, env=env, reads=read_in_place(assignment.plan), writes=writes, compiles=COMPILED)
         return after_fetching(launch, assignment, context)
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
@@ -66,6 +67,12 @@ def installed_python(cache: Path) -> Path | None:
 
 NEURON_FOLDER = "neuron"
 KEY_DIGITS = 16
+COMPILED = CompileFolders(
+    {"NEURON_COMPILED_ARTIFACTS": "artifacts", "NEURON_COMPILE_CACHE_URL": "compiler", "VLLM_CACHE_ROOT": "vllm"},
+    ("artifacts", "compiler", "vllm/neuron"),
+    is_one_engines=True,
+)
+"""Of NxDI, of the Neuron compiler, and of newer plugins. NxDI writes its artifacts without a lock."""
 
 
 @dataclass(frozen=True)

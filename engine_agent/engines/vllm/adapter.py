@@ -5,6 +5,7 @@ from pathlib import Path
 
 from engine_agent.engines.base import (
     LOOPBACK,
+    CompileFolders,
     EngineContext,
     EngineUnavailable,
     Launch,
@@ -50,7 +51,8 @@ class VllmAdapter:
         env = member_environment(assignment, context)
         packages = (kv_transfer.packages_folder(python),) if hands_over else ()
         env = {**env, "PYTHONPATH": os.pathsep.join((env["PYTHONPATH"], *map(str, packages)))}
-        launch = Launch(argv=argv, env=env, reads=(*read_in_place(assignment.plan), *packages))
+        reads = (*read_in_place(assignment.plan), *packages)
+        launch = Launch(argv=argv, env=env, reads=reads, compiles=_compiles(assignment.plan))
         return after_fetching(launch, assignment, context)
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
@@ -59,6 +61,23 @@ class VllmAdapter:
     def steps_url(self, assignment: Assignment, context: EngineContext) -> str:
         path = STEPS_PATH if assignment.role is MemberRole.LEADER else FOLLOWER_STEPS_PATH
         return f"http://{LOOPBACK}:{member_health_port(assignment, context)}{path}"
+
+
+COMPILED = CompileFolders(
+    {
+        "VLLM_CACHE_ROOT": "vllm",
+        "TORCHINDUCTOR_CACHE_DIR": "inductor",
+        "TRITON_CACHE_DIR": "triton",
+        "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    },
+    ("vllm/torch_compile_cache", "vllm/modelinfos", "vllm/deep_gemm", "inductor", "triton", "flashinfer"),
+)
+"""Of vLLM, torch, Triton and FlashInfer. vLLM's folder also has measurements of one machine, which stay there."""
+
+
+def _compiles(plan: EnginePlan) -> CompileFolders | None:
+    is_eager = "--enforce-eager" in plan.args or plan.env.get("TORCH_COMPILE_DISABLE") == "1"
+    return None if is_eager else COMPILED
 
 
 def _adapters(plan: EnginePlan, cache: Path) -> tuple[str, ...]:

@@ -194,6 +194,9 @@ def node_environment(options: ServeOptions, runtime: Path, cores: int, given: Ma
     if "--enforce-eager" in options.vllm_args:
         # vLLM would still compile some functions, at the first request after every start: 20 s on two cores.
         wanted["TORCH_COMPILE_DISABLE"] = "1"
+    else:
+        # vLLM's keys of compiled code contain the prefix, so with the node's name no node could use another's code.
+        wanted["VLLM_PROCESS_NAME_PREFIX"] = "vllm"
     interface = interface_of(options.host)
     if interface is not None:
         # Collectives between nodes, and gloo's within one, use the interface of the node's address.

@@ -9,6 +9,7 @@ from controlplane.dashboard.events import EventList, version_events
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from models_registry.benchmarks.pages import BenchmarksView, SearchesView, model_benchmarks, model_searches
 from models_registry.builds.pages import BUILDS
+from models_registry.compile_caches.pages import CacheRow, version_caches
 from models_registry.instance_types.selectors import instance_shapes
 from models_registry.speculation.pages import AcceptedRow, SpeculationView, version_accepted, version_speculation
 from models_registry.versions.models import ModelVersion
@@ -80,6 +81,10 @@ def _version(request: PageRequest) -> VersionPage:
 
 def _cells(request: PageRequest) -> tuple[CellOfVersion, ...]:
     return version_cells(request.once(_version_of))
+
+
+def _compile_caches(request: PageRequest) -> tuple[CacheRow, ...]:
+    return version_caches(request.once(_version_of))
 
 
 def _memory(request: PageRequest) -> VersionMemory:
@@ -205,6 +210,13 @@ VERSION = Page(
             OWN_TOPICS,
             "models_registry/versions/cells.html",
             _cells,
+        ),
+        Fragment(
+            "version-caches",
+            "Compile caches",
+            OWN_TOPICS,
+            "models_registry/compile_caches/caches.html",
+            _compile_caches,
         ),
         Fragment("version-memory", "Memory", OWN_TOPICS, "models_registry/versions/memory.html", _memory),
         Fragment(

@@ -37,7 +37,7 @@ ADMIN = {
     "keys-require", "settings-users", "settings-groups", "user-new", "user-change", "program-new", "group-new",
     "group-change", "group-delete", "grant-new", "grant-take", "approval-approve", "approval-rule", "webhook-new",
     "webhook-switch", "webhook-delete", "fault-rule", "tenant-grant-new", "tenant-grant-withdraw",
-    "allowance-new", "engine-build-new", "engine-build-action",
+    "allowance-new", "engine-build-new", "engine-build-action", "compile-cache-delete",
     "allowance-withdraw", "budget-set", "budget-remove",
     "rate-set", "rate-withdraw",
 }  # fmt: skip

@@ -57,7 +57,7 @@ def test_it_shows_every_resource() -> None:
         "autoscaling", "autoscaling/places", "autoscaling/decisions",
         "regions", "capacity-pools", "capacity-plan", "image-moves", "instance-types", "nodes", "cells", "deployments",
         "models", "model-imports", "model-versions",
-        "incidents", "engine-allowances", "engine-builds", "tenant-grants", "tenant-webhooks",
+        "incidents", "engine-allowances", "engine-builds", "compile-caches", "tenant-grants", "tenant-webhooks",
         "request-queues", "rollouts", "plan", "fault-rules",
         "webhooks",
         "webhook-deliveries", "certificates", "audit", "events", "apply", "routing-tables", "ingresses", "keys",

@@ -98,6 +98,14 @@ def test_a_node_shows_the_builds_that_it_holds_and_fetches() -> None:
     assert "build vllm-2: fetching 120 of 900 MB" in page
 
 
+def test_a_node_shows_what_became_of_its_compile_cache() -> None:
+    cache = {"key": "9f2c", "state": "fetched from the fleet", "digest": "77ab" * 16, "packed_bytes": 31_000_000}
+    rows.node("n-00000001", report={"telemetry": {"compile_caches": [cache]}})
+    page = part("/nodes/n-00000001/", "node-report")
+    assert "fetched from the fleet" in page
+    assert "77ab77ab77ab" in page
+
+
 def test_a_node_shows_what_its_agent_found_in_it() -> None:
     node = rows.node("n-00000001", accelerators=["nvidia 0: H100, 80 GiB", "nvidia 1: H100, 80 GiB", "odd"])
     assert "<dd>2 x H100, 80 GiB, 1 x odd</dd>" in part(f"/nodes/{node.pk}/", "node")

@@ -10,6 +10,7 @@ import pytest_asyncio
 
 from engine_agent.node import watch
 from engine_agent.node.builds import NodeBuilds
+from engine_agent.node.compile_caches import NodeCaches
 from engine_agent.node.devices import DeviceTurn
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.journal import Journal
@@ -45,6 +46,7 @@ class Rig:
             on_change=self._changed,
             on_fault=self.faults.append,
             builds=NodeBuilds(home / "builds", enrolment, self._changed),
+            caches=NodeCaches(home / "compiled", "n-1", enrolment, self._changed),
             devices=lambda: self.devices,
         )
 

@@ -252,7 +252,15 @@ def test_collectives_are_tied_to_the_interface_of_the_nodes_address() -> None:
 
 
 def test_processes_carry_the_nodes_id_in_their_titles() -> None:
-    assert NODE_ID in node_environment(options(), Path("/run"), 2, {})["VLLM_PROCESS_NAME_PREFIX"]
+    assert NODE_ID in node_environment(options("--enforce-eager"), Path("/run"), 2, {})["VLLM_PROCESS_NAME_PREFIX"]
+
+
+def test_nothing_that_names_the_node_is_part_of_the_keys_of_compiled_code() -> None:
+    one, two = (
+        {name: value for name, value in node_environment(each, Path("/run"), 2, {}).items() if name.startswith("VLLM_")}
+        for each in (options(), replace(options(), node_id="n-2", cell="c-2", port=35000))
+    )
+    assert one == two
 
 
 def test_what_a_killed_engine_left_is_removed(runtime: Path) -> None:

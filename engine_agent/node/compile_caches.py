@@ -1,0 +1,350 @@
+"""Compile caches of one node: fetches the cache of a start from the control plane before its engine starts, and offers
+what the engine compiled once it is ready. A cache only saves time: every error here means a start without one, never a
+failed start. The agent transfers caches itself, because engines must not have its credential."""
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from http.client import HTTPException, HTTPResponse
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from engine_agent.engines.artifacts import FREE_RESERVE_BYTES, Entry, make_room, size_limit
+from engine_agent.engines.base import CompileFolders
+from engine_agent.engines.builds.store import hold
+from engine_agent.engines.compile_cache import (
+    DEFAULT_LIMIT_GIB,
+    LIMIT_VARIABLE,
+    BadCache,
+    PackedCache,
+    give_to,
+    own_key,
+    pack,
+    unpack,
+)
+from engine_agent.node.accounts import Account
+from engine_agent.node.enrolment import Enrolment, control_connection
+from engine_agent.node.identity import Identity
+from engine_agent.protocol.compile_caches import (
+    DIGEST_HEADER,
+    MOST_CACHE_BYTES,
+    PART_BYTES,
+    UNPACKED_HEADER,
+    parse_unpacked,
+)
+from engine_agent.protocol.manifest import is_sha256
+from engine_agent.protocol.messages import NodeCache
+from engine_agent.protocol.strict_json import strict_loads
+
+log = logging.getLogger(__name__)
+
+ANSWER_LIMIT_S = 10.0
+FETCH_LIMIT_S = 120.0
+"""Then an engine starts without the cache: compiling may be faster."""
+OFFER_EVERY_S, OFFER_LIMIT_S = 5.0, 600.0
+"""A cell serves some seconds after its last rank is ready; the control plane accepts a cache only then."""
+CHUNK_BYTES = 256 * 1024
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
+BODY_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCache:
+    """The folder of one start. `lock` is a descriptor that keeps it while it is open; the caller closes it."""
+
+    folder: Path
+    lock: int
+
+
+@dataclass(slots=True)
+class _Start:
+    """The cache of the latest start. `words`: what became of it, for reports. `is_used`: its engine was started."""
+
+    key: str
+    entry: Entry
+    compiles: CompileFolders
+    words: str = "looking for a compile cache"
+    digest: str = ""
+    bytes: int = 0
+    is_prepared: bool = False
+    is_used: bool = False
+    was_fetched: bool = False
+
+
+class NodeCaches:
+    """`account` is the engines' account, None if they run as the agent. `on_change` is called from another thread when
+    a start may continue."""
+
+    def __init__(
+        self,
+        folder: Path,
+        node_id: str,
+        enrolment: Enrolment,
+        on_change: Callable[[], None],
+        account: Account | None = None,
+        now_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.folder = folder
+        self._node_id, self._enrolment, self._account = node_id, enrolment, account
+        self._on_change, self._now_s = on_change, now_s
+        self._start: _Start | None = None
+        self._closed = threading.Event()
+
+    def prepare(self, key: str, compiles: CompileFolders) -> bool:
+        """Returns whether the folder of the next start is prepared; begins that if it is not."""
+        start = self._start
+        if start is None or start.key != key or start.is_used:
+            name = own_key(key, self._node_id) if compiles.is_one_engines else key
+            start = self._start = _Start(key, Entry(self.folder, name), compiles)
+            self._run(start, self._prepare)
+        return start.is_prepared
+
+    def obtain(self) -> HeldCache:
+        """Returns the prepared folder for a start. Raises OSError if the disk refused: the engine then starts without
+        one."""
+        start = self._start
+        if start is None or not start.is_prepared:
+            raise OSError("no compile cache is prepared")
+        start.is_used = True
+        lock = hold(start.entry)
+        if lock is None:
+            raise OSError(f"{start.entry.folder} is missing or being removed")
+        _unproven(start.entry).touch()
+        return HeldCache(start.entry.folder, lock)
+
+    def is_good(self) -> None:
+        """Call when the engine of the latest start became ready, or was stopped on purpose before."""
+        if self._start is not None and self._start.is_used:
+            with contextlib.suppress(OSError):
+                _unproven(self._start.entry).unlink(missing_ok=True)
+
+    def offer(self) -> None:
+        """Call when the engine of the latest start became ready, before requests reach it."""
+        start = self._start
+        if start is not None and start.is_used and not start.was_fetched and not self._closed.is_set():
+            self._run(start, self._offer)
+
+    def words(self) -> str:
+        """The progress of a start that waits for its cache."""
+        return self._start.words if self._start is not None and not self._start.is_prepared else ""
+
+    def report(self) -> tuple[NodeCache, ...]:
+        start = self._start
+        return (NodeCache(start.key, start.words, start.digest, start.bytes),) if start is not None else ()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _run(self, start: _Start, work: Callable[[_Start], None]) -> None:
+        def guarded() -> None:
+            try:
+                work(start)
+            except Exception as error:  # a cache must never stop a node
+                log.warning("compile cache %s: %s", start.key[:12], error)
+                start.words = f"none: {str(error)[:300]}"
+            finally:
+                start.is_prepared = True
+                if not self._closed.is_set():
+                    self._on_change()
+
+        threading.Thread(target=guarded, name="compile cache", daemon=True).start()
+
+    # --- before a start -----------------------------------------------------------------------------------------------
+
+    def _prepare(self, start: _Start) -> None:
+        entry = start.entry
+        entry.cache.mkdir(mode=0o711, parents=True, exist_ok=True)
+        lock = _lock_alone(entry)
+        if lock is None:
+            start.words = "shared with another engine of this machine"
+            return
+        try:
+            if entry.folder.is_dir() and _unproven(entry).exists():
+                shutil.rmtree(entry.folder)
+                start.words = "compiles anew: the last engine with this cache did not become ready"
+            elif entry.folder.is_dir():
+                start.words = "kept from an earlier start"
+            else:
+                self._fetch(start)
+        finally:
+            entry.folder.mkdir(mode=0o700, exist_ok=True)
+            _unproven(entry).unlink(missing_ok=True)
+            os.close(lock)
+
+    def _fetch(self, start: _Start) -> None:
+        """Fills the folder with the fleet's cache, if there is one. Raises CannotFetch or OSError."""
+        entry, troubles = start.entry, list[str]()
+        start.words = "fetching the compile cache"
+        entry.partial.mkdir(mode=0o700, exist_ok=True)
+        until_s = self._now_s() + FETCH_LIMIT_S
+        try:
+            make_room(entry, 0, _limit())  # removes older ones, also if this engine will compile
+            for server in self._enrolment.servers.all:
+                try:
+                    if self._fetch_from(server, start, until_s):
+                        start.was_fetched, start.words = True, "fetched from the fleet"
+                        return
+                    start.words = "compiles: the fleet has no cache for it yet"
+                except (OSError, HTTPException, ValueError, BadCache) as error:
+                    troubles.append(f"{server}: {error}")
+            if troubles and not start.was_fetched:
+                start.words = f"compiles: {'; '.join(troubles)[:300]}"
+        finally:
+            shutil.rmtree(entry.partial, ignore_errors=True)
+
+    def _fetch_from(self, server: str, start: _Start, until_s: float) -> bool:
+        """Returns whether this server has the cache, which then is unpacked."""
+        entry, archive = start.entry, start.entry.partial / "archive"
+        with self._answer(server, "GET", start.key) as answer:
+            if answer.status == HTTPStatus.NOT_FOUND:
+                return False
+            if answer.status != HTTPStatus.OK:
+                raise ValueError(f"it answered {answer.status}")
+            digest, unpacked = (
+                answer.headers.get(DIGEST_HEADER, ""),
+                parse_unpacked(answer.headers.get(UNPACKED_HEADER)),
+            )
+            size = answer.length
+            if size is None or not is_sha256(digest) or unpacked is None:
+                raise ValueError("it sends a cache without length or digest")
+            make_room(entry, size + unpacked, _limit())
+            start.digest, start.bytes = digest, size
+            arrived = _receive(answer, archive, size, lambda: self._now_s() > until_s or self._closed.is_set())
+        if arrived != digest:
+            raise BadCache(f"it sends {arrived[:12]} for cache {digest[:12]}")
+        made = entry.partial / "made"
+        unpack(archive, made, unpacked)
+        if self._account is not None:
+            give_to(made, self._account.uid, self._account.gid)
+        made.rename(entry.folder)
+        return True
+
+    # --- after a start ------------------------------------------------------------------------------------------------
+
+    def _offer(self, start: _Start) -> None:
+        """Uploads the cache unless the fleet has one. Raises BadCache or OSError if it cannot be packed."""
+        if not any(self._is_wanted(server, start) for server in self._enrolment.servers.all):
+            return
+        archive = start.entry.cache / f"{start.entry.hex_digest}.offer"
+        try:
+            free = shutil.disk_usage(start.entry.cache).free - FREE_RESERVE_BYTES
+            packed = pack(start.entry.folder, start.compiles.shared, archive, min(free, MOST_CACHE_BYTES))
+            if packed is None:
+                start.words = "empty: the engine compiled nothing"
+                return
+            start.digest, start.bytes, start.words = packed.digest, packed.packed_bytes, "to be uploaded"
+            until_s = self._now_s() + OFFER_LIMIT_S
+            while not self._upload(archive, packed, start):
+                if self._now_s() > until_s or self._closed.wait(OFFER_EVERY_S):
+                    return
+        finally:
+            archive.unlink(missing_ok=True)
+
+    def _is_wanted(self, server: str, start: _Start) -> bool:
+        try:
+            status, _ = self._put(server, start.key, None, 0, b"")
+        except (OSError, HTTPException, ValueError) as error:
+            start.words = f"not uploaded: {server}: {error}"
+            return False
+        if status == HTTPStatus.CONFLICT:
+            start.words = "the fleet has one already"
+        return status in (HTTPStatus.OK, HTTPStatus.TOO_EARLY)
+
+    def _upload(self, archive: Path, packed: PackedCache, start: _Start) -> bool:
+        """Sends all parts to one server. Returns whether that is settled, successfully or not."""
+        for server in self._enrolment.servers.all:
+            at = 0
+            try:
+                while at < packed.packed_bytes:
+                    with archive.open("rb") as file:
+                        file.seek(at)
+                        part = file.read(PART_BYTES)
+                    status, answer = self._put(server, start.key, packed, at, part)
+                    if status == HTTPStatus.TOO_EARLY:
+                        start.words = "to be uploaded once the cell serves"
+                        return False
+                    if status != HTTPStatus.OK:
+                        start.words = f"not uploaded: {str(answer.get('error', status))[:200]}"
+                        return True
+                    following = answer.get("next")
+                    if not isinstance(following, int) or not 0 <= following <= packed.packed_bytes or following == at:
+                        raise ValueError(f"it asks for byte {following!r}")
+                    at = following
+                start.words = "uploaded to the fleet"
+                return True
+            except (OSError, HTTPException, ValueError) as error:
+                start.words = f"not uploaded yet: {server}: {error}"
+        return False
+
+    # --- the control plane --------------------------------------------------------------------------------------------
+
+    def _put(
+        self, server: str, key: str, packed: PackedCache | None, at: int, part: bytes
+    ) -> tuple[int, dict[str, Any]]:
+        headers = {}
+        if packed is not None:
+            last = at + len(part) - 1
+            headers = {
+                "Content-Range": f"bytes {at}-{last}/{packed.packed_bytes}",
+                DIGEST_HEADER: packed.digest,
+                UNPACKED_HEADER: str(packed.unpacked_bytes),
+            }
+        with self._answer(server, "PUT", key, part, headers) as answer:
+            body = strict_loads(answer.read(BODY_BYTES_MAX) or b"{}")
+            return answer.status, body if isinstance(body, dict) else {}
+
+    @contextlib.contextmanager
+    def _answer(
+        self, server: str, method: str, key: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
+    ) -> Iterator[HTTPResponse]:
+        connection = control_connection(server, Identity(self._enrolment.home), ANSWER_LIMIT_S)
+        sent = {"Authorization": f"Bearer {self._enrolment.stored_credential()}", **headers}
+        try:
+            connection.request(method, f"/agents/caches/{key}", body if method == "PUT" else None, sent)
+            yield connection.getresponse()
+        finally:
+            connection.close()
+
+
+def _limit() -> int | None:
+    return size_limit(os.environ.get(LIMIT_VARIABLE) or DEFAULT_LIMIT_GIB)
+
+
+def _unproven(entry: Entry) -> Path:
+    """Exists from the start of an engine with this cache until the engine is ready."""
+    return entry.cache / f"{entry.hex_digest}.unproven"
+
+
+def _lock_alone(entry: Entry) -> int | None:
+    """Returns the descriptor of an exclusive lock; None if an engine uses the folder."""
+    descriptor = os.open(entry.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _receive(answer: HTTPResponse, to: Path, size: int, is_over: Callable[[], bool]) -> str:
+    """Writes the body to a file and returns its SHA-256. Raises ValueError if it breaks off or takes too long."""
+    digest, left = hashlib.sha256(), size
+    with to.open("wb") as file:
+        while left and (chunk := answer.read1(min(left, CHUNK_BYTES))):
+            file.write(chunk)
+            digest.update(chunk)
+            left -= len(chunk)
+            if is_over():
+                raise ValueError(f"{left} of {size} bytes did not arrive within {FETCH_LIMIT_S:g} s")
+    if left:
+        raise ValueError(f"{left} of {size} bytes are missing")
+    return digest.hexdigest()

@@ -1,0 +1,43 @@
+"""Reads compile caches: the one for a start, and those of a version."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from django.conf import settings
+from django.db.models import QuerySet
+
+from engine_agent.protocol.manifest import DIGEST_PREFIX
+from models_registry.compile_caches.models import CompileCache
+
+
+@dataclass(frozen=True, slots=True)
+class CachePlace:
+    """A node's place in a cell, by the rows of the control plane. `is_serving`: its cell is ready and its node is not
+    under suspicion."""
+
+    node: str
+    cell: str
+    version: int
+    instance_type: str
+    rank: int
+    is_serving: bool
+
+
+def cache_room_bytes() -> int:
+    """0 if caches are not shared."""
+    return int(settings.COMPILE_CACHE_STORE_GIB) * 1024**3
+
+
+def cache_find(place: CachePlace, key: str) -> CompileCache | None:
+    return CompileCache.objects.filter(
+        version=place.version, instance_type=place.instance_type, rank=place.rank, key=key
+    ).first()
+
+
+def cache_path(digest: str) -> Path:
+    """The file of an archive on this host, which has it or not."""
+    return Path(settings.COMPILE_CACHES) / digest.removeprefix(DIGEST_PREFIX)
+
+
+def caches_of(version: int) -> "QuerySet[CompileCache]":
+    return CompileCache.objects.filter(version=version).order_by("instance_type", "rank", "id")
