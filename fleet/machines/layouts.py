@@ -96,7 +96,7 @@ def plan_layout(text: str, facts: MachineFacts) -> tuple[NodeResources, ...]:
             cores_per_device=(part[0].cores or 0) if part[0].kind == NEURON else 0,
             cpus=own,
             memory_bytes=int(facts.memory_bytes * size // len(every)),
-            share=float(min(size, 1)),
+            share=float(min(size, Fraction(1))),
         )
         for part, size, own in zip(parts, sizes, cpus, strict=True)
     )

@@ -147,9 +147,10 @@ def _points_by_version(
 def _cell_histories(rollout: Rollout) -> dict[str, _CellHistory]:
     """Cells that the rollout moved, and as many others as controls."""
     histories: dict[str, _CellHistory] = defaultdict(_CellHistory)
-    for entry in Disruption.objects.filter(rollout=rollout).order_by("opened_at"):
-        if entry.cell_id in histories or len(histories) < CELLS_OF_EACH:
-            histories[entry.cell_id].downtimes.append((entry.opened_at, entry.closed_at))
+    entries = Disruption.objects.filter(rollout=rollout).order_by("opened_at")
+    for moved, opened_at, closed_at in entries.values_list("cell_id", "opened_at", "closed_at"):
+        if moved and (moved in histories or len(histories) < CELLS_OF_EACH):
+            histories[moved].downtimes.append((opened_at, closed_at))
     cells = Cell.objects.filter(deployment_id=rollout.deployment_id).exclude(pk__in=list(histories)).order_by("id")
     others = cells.values_list("id", "model_version_id", "created_at")[: 2 * CELLS_OF_EACH]
     for cell, version, created_at in others:

@@ -52,10 +52,15 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.fixture(autouse=True)
-def machine() -> Machine:
-    """A host of 64 GiB in eight shares, with a spare node on each."""
+def types() -> None:
+    rows.region("pool", provider="machines")
     for shares in (1, 2, 8):
         InstanceType.objects.create(name=f"cpu.{shares}", accelerator="cpu", memory_gib=8 * shares, cores=1)
+
+
+@pytest.fixture
+def machine() -> Machine:
+    """A host of 64 GiB in eight shares, with a spare node on each."""
     made = rows.machine("m-00000001", facts=msgspec.to_builtins(PLAIN), created_at=BEFORE)
     machine_layout_set(machine_id=made.id, layout="8x1", actor="ada", now=BEFORE, instance_type="cpu.1")
     for name in NAMES:
@@ -97,6 +102,7 @@ def passes(time: Clock, seconds: float) -> None:
     reconcile()
 
 
+@pytest.mark.usefixtures("machine")
 def test_cells_that_wait_get_the_machine_in_nodes_of_their_size(time: Clock) -> None:
     want(4, "cpu.2")
     passes(time, 1)
@@ -124,6 +130,7 @@ def test_cells_that_wait_get_the_machine_in_nodes_of_their_size(time: Clock) -> 
     assert Machine.objects.get().layout == "4x2"
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_pinned_layout_stays_until_an_operator_unpins_it(time: Clock) -> None:
     body = {"layout": "8x1", "pinned": True}
     shown = bearer("operator").post("/api/v1/machines/m-00000001/layout/", body, format="json").json()
@@ -143,21 +150,26 @@ def test_a_pinned_layout_stays_until_an_operator_unpins_it(time: Clock) -> None:
     assert Machine.objects.get().next_layout == "1x8"
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"seen": "2x4"}, "has another layout, other nodes"),
-        ({"nodes": NAMES[1:]}, "has another layout, other nodes"),
-        ({"layout": "99x1"}, "has too many nodes"),
-    ],
+STALE: tuple[tuple[dict[str, Any], str], ...] = (
+    ({"seen": "2x4"}, "has another layout, other nodes"),
+    ({"nodes": NAMES[1:]}, "has another layout, other nodes"),
+    ({"layout": "99x1"}, "has too many nodes"),
 )
-def test_a_step_whose_premises_have_changed_writes_nothing(changes: dict[str, Any], why: str) -> None:
-    with pytest.raises(StaleDecision, match=why):
-        layout_change(replace(DECIDED, **changes), now=NOW)
+
+
+@pytest.mark.usefixtures("machine")
+def test_a_step_whose_premises_have_changed_writes_nothing() -> None:
+    for changes, why in STALE:
+        with pytest.raises(StaleDecision, match=why):
+            layout_change(replace(DECIDED, **changes), now=NOW)
+    Machine.objects.update(broken={"machine": "its driver is silent"})
+    with pytest.raises(StaleDecision, match="pinned, broken or away"):
+        layout_change(DECIDED, now=NOW)
     assert not Disruption.objects.exists()
     assert Node.objects.filter(state=NodeState.READY).count() == 8
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_node_that_joined_a_cell_meanwhile_keeps_the_machine_as_it_is() -> None:
     rows.cell("c", Node.objects.get(id=NAMES[5]), region=rows.region("pool"))
     with pytest.raises(StaleDecision, match=f"node {NAMES[5]} joined a cell"):
@@ -167,6 +179,7 @@ def test_a_node_that_joined_a_cell_meanwhile_keeps_the_machine_as_it_is() -> Non
     assert not Machine.objects.get().layout_changes
 
 
+@pytest.mark.usefixtures("machine")
 def test_layouts_and_cells_share_one_budget() -> None:
     """Two per region; a change that takes too long, because its machine is away, does not count."""
     region, other = rows.region("pool"), rows.deployment("other")
@@ -191,6 +204,7 @@ def test_layouts_and_cells_share_one_budget() -> None:
     cell_drain_charged(drain, now=late)
 
 
+@pytest.mark.usefixtures("machine")
 def test_a_removed_machine_leaves_no_entry_in_the_ledger() -> None:
     layout_change(DECIDED, now=NOW)
     machine_remove(machine_id="m-00000001", actor="ada", now=NOW)

@@ -307,16 +307,16 @@ def test_no_cell_of_a_deployment_shares_a_machine_while_another_is_free(
         at(f"{number}-{place}", f"m-{number}") for number, free in enumerate(room) for place in range(free)
     ]
     there: Parts = []
-    for number, (name, where) in enumerate(running):
+    for number, (name, host) in enumerate(running):
         there += [
-            member(f"r{number}", f"c{number}", topology=(f"m-{where}",)),
+            member(f"r{number}", f"c{number}", topology=(f"m-{host}",)),
             cell(f"c{number}", f"r{number}", deployment=name),
         ]
     view = fleet(*spares, *there)
     view = replace(view, deployments=dict.fromkeys(("llama", "qwen"), view.deployments["llama"]))
     orders = [order(1, f"n{number}", deployment=name) for number, name in enumerate(wanted)]
     answers = Placement(view).place(orders)
-    load = Counter((name, f"m-{where}") for name, where in running)
+    load = Counter((name, f"m-{host}") for name, host in running)
     left = {f"m-{number}": free for number, free in enumerate(room)}
     placed = [
         (one.deployment, answer.nodes[0].topology[0])
