@@ -224,23 +224,36 @@ parsing.get_model_map.cache_clear()
 parsing.get_name_type_map.cache_clear()
 
 
-IMAGES = {
-    "/aws/service/neuron/dlami/multi-framework/ubuntu-22.04/latest/image_id": ("ami-0000000000000aaaa", "/dev/sda1"),
-    "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id": (
-        "ami-0000000000000bbbb",
-        "/dev/sda1",
-    ),
-    "/aws/service/ami-amazon-linux-latest/al2023-ami-kernel-default-x86_64": ("ami-0000000000000cccc", "/dev/xvda"),
-}
-"""Parameter -> image, and what that calls its root volume."""
+@dataclass(frozen=True)
+class PublicImage:
+    parameter: str
+    id: str
+    architecture: str = "x86_64"
+
+
+_DEEP_LEARNING = "/aws/service/deeplearning/ami/{}/base-oss-nvidia-driver-gpu-ubuntu-24.04/latest/ami-id"
+_UBUNTU = "/aws/service/canonical/ubuntu/server/24.04/stable/current/{}/hvm/ebs-gp3/ami-id"
+IMAGES = (
+    PublicImage("/aws/service/neuron/dlami/multi-framework/ubuntu-24.04/latest/image_id", "ami-0000000000000aaaa"),
+    PublicImage(_DEEP_LEARNING.format("x86_64"), "ami-0000000000000bbbb"),
+    PublicImage(_DEEP_LEARNING.format("arm64"), "ami-000000000000bbbaa", "arm64"),
+    PublicImage(_UBUNTU.format("amd64"), "ami-0000000000000cccc"),
+    PublicImage(_UBUNTU.format("arm64"), "ami-000000000000cccaa", "arm64"),
+)
+PINNED = PublicImage("", "ami-0000000000000dddd")
+"""An older image, which no parameter names."""
+ROOT_DEVICE = "/dev/sda1"
 
 
 def publish_images(world: World, region: str) -> None:
     ec2, ssm = world.backend("ec2", region), world.backend("ssm", region)
     ssm._parameters.latest_amis_loaded = True  # or moto would add its own, of images that it does not have
-    for name, (image, device) in IMAGES.items():
-        ec2.amis[image] = Ami(ec2, image, name=name, public=True, root_device_name=device, architecture="x86_64")
-        ssm._parameters[name] = [_parameter(world, name, image)]
+    for each in (*IMAGES, PINNED):
+        ec2.amis[each.id] = Ami(
+            ec2, each.id, name=each.parameter, public=True, root_device_name=ROOT_DEVICE, architecture=each.architecture
+        )
+        if each.parameter:
+            ssm._parameters[each.parameter] = [_parameter(world, each.parameter, each.id)]
 
 
 def _parameter(world: World, name: str, value: str) -> Any:

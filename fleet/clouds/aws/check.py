@@ -25,6 +25,7 @@ from fleet.nodes.models import Node
 from fleet.reconcile.planning.states import NodeState
 from kernel import clock
 from models_registry.instance_types.models import InstanceType
+from models_registry.instance_types.selectors import instance_shapes
 
 DENIED = frozenset({"UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "AuthorizationError"})
 ENCODED = re.compile(r"Encoded authorization failure message: ([A-Za-z0-9_-]{1,10000})")
@@ -65,7 +66,7 @@ def region_check(
     send = partial(_send_in_turn, wait)
     types = sorted(instance_types_wanted())
     try:
-        read = region_read(cloud.aws_region, cloud.stack, install, types, send)
+        read = region_read(cloud.aws_region, cloud.stack, install, instance_shapes(types), send)
     except StackRefused as refused:
         yield Finding(Verdict.MISSING, f"stack {cloud.stack}", str(refused))
         return

@@ -3,7 +3,7 @@ demand from AWS's price list, spot from its history. Changes nothing, in AWS or 
 missing output, so that an operator knows what to update. Ambiguous prices are left out: an unknown price is better than
 a wrong one."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -13,6 +13,7 @@ from fleet.capacity.planning.pools import Market
 from fleet.clouds.aws.calls import Refused, call, pages
 from fleet.clouds.aws.launch import TAG_INSTALL, instance_networks
 from fleet.clouds.planning.upkeep import CloudBase, ZoneBase
+from models_registry.instance_types.planner import INSTANCE_TYPES, NEURON, NO_VENDOR, NVIDIA, InstanceShape
 
 PRICE_LIST = "us-east-1"
 """One of the regions that serve the price list of all regions
@@ -83,10 +84,13 @@ DONE = frozenset({"CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLET
 ZONES = "ABCD"
 NEEDED = (
     "Install", "ZoneA", "SubnetA", "NodeGroup", "NodeProfile", "IngressGroup", "IngressProfile", "ArtifactBucket",
-    "NoticeQueue", "DeadNoticeQueue", "EntryAddress", "EntryZone", "EntryTargets", "NeuronImage", "GpuImage",
-    "IngressImage",
+    "NoticeQueue", "DeadNoticeQueue", "EntryAddress", "EntryZone", "EntryTargets",
 )  # fmt: skip
-IMAGE_OUTPUTS = ("NeuronImage", "GpuImage", "IngressImage")
+IMAGE_OUTPUTS: Mapping[str, str] = {
+    "NeuronImage": "x86_64", "Trn1Image": "x86_64", "GpuImage": "x86_64", "GpuArmImage": "arm64",
+    "CpuImage": "x86_64", "CpuArmImage": "arm64",
+}  # fmt: skip
+"""The images of a stack, with the processors that they run on, as EC2 names them."""
 TOPOLOGY_IDS = 10
 
 
@@ -119,15 +123,18 @@ class RegionRead:
     pools: tuple[PoolFound, ...]
 
 
-def region_read(region: str, stack: str, install: str, types: Iterable[str], send: Call = call) -> RegionRead:
-    """Reads a stack. `region` as AWS names it. `types`: wanted instance types; others are left out. Raises StackRefused
-    if the stack does not exist, is being changed, belongs to another install, or lacks an output. Raises
-    fleet.clouds.aws.calls.CallFailed if AWS did not answer or denied the call."""
+def region_read(
+    region: str, stack: str, install: str, types: Mapping[str, InstanceShape], send: Call = call
+) -> RegionRead:
+    """Reads a stack. `region` as AWS names it. `types`: wanted instance types by name; others are left out. Raises
+    StackRefused if the stack does not exist, is being changed, belongs to another install, lacks an output, or names an
+    image that does not exist or has another architecture. Raises fleet.clouds.aws.calls.CallFailed if AWS did not
+    answer or denied the call."""
     outputs, account = _stack_outputs(region, stack, install, send)
     base = _cloud_base(region, stack, outputs, account, send)
-    known = sorted(set(types) & set(instance_networks()))
-    reserved = _reserved_pools(region, outputs, known, base, send)
-    return RegionRead(base, (*reserved, *_on_demand_pools(region, outputs, known, base, send)))
+    images = {name: image_of(types[name], outputs) for name in sorted(set(types) & set(instance_networks()))}
+    reserved = _reserved_pools(region, outputs["Install"], images, base, send)
+    return RegionRead(base, (*reserved, *_on_demand_pools(region, images, base, send)))
 
 
 def _stack_outputs(region: str, stack: str, install: str, send: Call) -> tuple[dict[str, str], str]:
@@ -140,7 +147,7 @@ def _stack_outputs(region: str, stack: str, install: str, send: Call) -> tuple[d
     if found["StackStatus"] not in DONE:
         raise StackRefused(f"stack {stack} is {found['StackStatus']}; it is read again once it is complete")
     outputs = {each["OutputKey"]: each["OutputValue"] for each in found.get("Outputs") or ()}
-    if missing := [name for name in NEEDED if not outputs.get(name)]:
+    if missing := [name for name in (*NEEDED, *IMAGE_OUTPUTS) if not outputs.get(name)]:
         template = "deploy it again from deploy/aws/region.yaml"
         raise StackRefused(f"stack {stack} has no output {', '.join(missing)}: {template}")
     if outputs["Install"] != install:
@@ -160,6 +167,10 @@ def _cloud_base(region: str, stack: str, outputs: Mapping[str, str], account: st
         if error.code != "InvalidAMIID.NotFound":
             raise
         raise StackRefused(f"stack {stack} names an image that does not exist in {region}: {error.text}") from None
+    architectures = {each["ImageId"]: each["Architecture"] for each in found}
+    for name, wanted in IMAGE_OUTPUTS.items():
+        if (is_for := architectures.get(outputs[name], wanted)) != wanted:
+            raise StackRefused(f"{name} of stack {stack} is {outputs[name]} for {is_for}; it must be for {wanted}")
     targets = {"tls": "EntryTargets", "plain": "PlainTargets"}
     return CloudBase(
         account=account,
@@ -188,17 +199,23 @@ def _role_name(profile: str) -> str:
     return profile.rpartition("/")[2]
 
 
-def image_of(instance_type: str, outputs: Mapping[str, str]) -> str:
-    if instance_type.startswith(("trn", "inf")):
-        return outputs["NeuronImage"]
-    return outputs["GpuImage" if instance_type.startswith(("p", "g")) else "IngressImage"]
+def image_of(shape: InstanceShape, outputs: Mapping[str, str]) -> str:
+    """The image for machines of a type, by its accelerators and the architecture of its processor."""
+    alike = (one.vendor for one in INSTANCE_TYPES.values() if one.accelerator == shape.accelerator)
+    vendor = shape.vendor or next(alike, NO_VENDOR)
+    if vendor == NEURON:
+        return outputs["Trn1Image" if shape.accelerator in SDK_2_28 else "NeuronImage"]
+    kind = "Gpu" if vendor == NVIDIA else "Cpu"
+    return outputs[f"{kind}ArmImage" if shape.cpu_arch == "arm64" else f"{kind}Image"]
 
 
-def _on_demand_pools(
-    region: str, outputs: Mapping[str, str], types: Sequence[str], base: CloudBase, send: Call
-) -> Iterable[PoolFound]:
-    """One pool for each zone that offers a type, in the stack's order."""
-    sold = [each for each in types if "on-demand" in instance_networks()[each].usage_classes]
+SDK_2_28 = frozenset({"trainium", "inferentia2"})
+"""Accelerators that later releases of NxD Inference do not support."""
+
+
+def _on_demand_pools(region: str, images: Mapping[str, str], base: CloudBase, send: Call) -> Iterable[PoolFound]:
+    """One pool for each zone that offers a type, in the stack's order. `images`: by wanted type."""
+    sold = [each for each in images if "on-demand" in instance_networks()[each].usage_classes]
     if not sold:
         return []
     filters = [{"Name": "instance-type", "Values": sold}, {"Name": "location", "Values": sorted(base.zones)}]
@@ -213,7 +230,7 @@ def _on_demand_pools(
         if not token:
             break
     return [
-        PoolFound(kind, Market.ON_DEMAND, zone, of.zone_id, of.subnet, image_of(kind, outputs))
+        PoolFound(kind, Market.ON_DEMAND, zone, of.zone_id, of.subnet, images[kind])
         for kind in sold
         for zone, of in base.zones.items()
         if (kind, zone) in offered
@@ -221,12 +238,12 @@ def _on_demand_pools(
 
 
 def _reserved_pools(
-    region: str, outputs: Mapping[str, str], types: Sequence[str], base: CloudBase, send: Call
+    region: str, install: str, images: Mapping[str, str], base: CloudBase, send: Call
 ) -> list[PoolFound]:
     """Reservations and Capacity Blocks with the install's tag: by it an operator assigns them to this install."""
-    filters = [{"Name": f"tag:{TAG_INSTALL}", "Values": [outputs["Install"]]}, {"Name": "state", "Values": ["active"]}]
+    filters = [{"Name": f"tag:{TAG_INSTALL}", "Values": [install]}, {"Name": "state", "Values": ["active"]}]
     found = send("ec2", "DescribeCapacityReservations", region, Filters=filters)["CapacityReservations"]
-    ours = [each for each in found if each["InstanceType"] in types and each["AvailabilityZone"] in base.zones]
+    ours = [each for each in found if each["InstanceType"] in images and each["AvailabilityZone"] in base.zones]
     ours.sort(key=lambda each: (each["InstanceType"], each["CapacityReservationId"]))
     ids = [each["CapacityReservationId"] for each in ours]
     nodes: dict[str, tuple[str, ...]] = {}
@@ -234,12 +251,13 @@ def _reserved_pools(
         asked = {"CapacityReservationIds": ids[first : first + TOPOLOGY_IDS]}
         placed = send("ec2", "DescribeCapacityReservationTopology", region, **asked)["CapacityReservations"]
         nodes |= {each["CapacityReservationId"]: tuple(each.get("NetworkNodes") or ()) for each in placed}
-    return [_of_reservation(each, base, nodes.get(each["CapacityReservationId"], ()), outputs) for each in ours]
+    return [
+        _of_reservation(each, base, nodes.get(each["CapacityReservationId"], ()), images[each["InstanceType"]])
+        for each in ours
+    ]
 
 
-def _of_reservation(
-    found: Mapping[str, Any], base: CloudBase, nodes: tuple[str, ...], outputs: Mapping[str, str]
-) -> PoolFound:
+def _of_reservation(found: Mapping[str, Any], base: CloudBase, nodes: tuple[str, ...], image: str) -> PoolFound:
     zone = base.zones[found["AvailabilityZone"]]
     market = Market.RESERVED
     if found.get("ReservationType") == "capacity-block":
@@ -252,7 +270,7 @@ def _of_reservation(
         zone=found["AvailabilityZone"],
         zone_id=zone.zone_id,
         subnet=zone.subnet,
-        image=image_of(found["InstanceType"], outputs),
+        image=image,
         reservation=found["CapacityReservationId"],
         placement_group=found.get("PlacementGroupArn", "").rpartition("/")[2],
         network_nodes=nodes,

@@ -23,6 +23,7 @@ from fleet.reconcile.planning.states import CloudRegionState, MachineState, Noti
 from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
+from models_registry.instance_types.selectors import instance_shapes
 
 IMAGE = re.compile(r"ami-[0-9a-f]{8,17}")
 ACTOR = "fleet.cloud"
@@ -126,7 +127,8 @@ def _find_image(cloud: CloudRegion, move: ImageMove, now: datetime) -> _Found:
     image = move.image
     if not image:
         kind = move.instance_type_id
-        pools = region_read(cloud.aws_region, cloud.stack, install_ensure(now).pk, [kind]).pools
+        types = instance_shapes([kind])
+        pools = region_read(cloud.aws_region, cloud.stack, install_ensure(now).pk, types).pools
         image = next((pool.image for pool in pools), "")
         if not image:
             message = f"stack {cloud.stack} has no pool of {kind}"

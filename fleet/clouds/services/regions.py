@@ -27,6 +27,7 @@ from kernel import wake_ups
 from kernel.events import event_record
 from kernel.refusals import InvalidInput
 from kernel.tones import Tone
+from models_registry.instance_types.selectors import instance_shapes
 from models_registry.instance_types.services import instance_type_ensure
 
 AWS = "aws"
@@ -68,7 +69,7 @@ def cloud_region_read(cloud: CloudRegion, now: datetime) -> None:
     in all zones would hide them. Blocks as long as the cloud does."""
     types = sorted(instance_types_wanted())
     try:
-        read = region_read(cloud.aws_region, cloud.stack, install_ensure(now).id, types)
+        read = region_read(cloud.aws_region, cloud.stack, install_ensure(now).id, instance_shapes(types))
     except Unanswered as error:
         log.warning("the stack of region %s was not read: %s", cloud.pk, error)
         CloudRegion.objects.filter(pk=cloud.pk).update(reason=f"no answer yet: {error}")
@@ -124,8 +125,13 @@ def _region_event(cloud: CloudRegion, what: str, message: str, tone: Tone, now: 
 
 
 def pools_add(region: str, found: Sequence[PoolFound]) -> int:
-    """Adds new pools after the existing ones and returns their number. Never changes existing pools."""
+    """Adds new pools after the existing ones and returns their number. Never changes existing pools. A new pool of a
+    type that has pools already gets their image: with a newer one from the stack, cells would mix software."""
     rows = CapacityPool.objects.filter(region_id=region)
+    images = {
+        kind: (image, next_image)
+        for kind, image, next_image in rows.values_list("instance_type_id", "image", "next_image")
+    }
     there = set(rows.values_list("instance_type_id", "market", "zone", "reservation"))
     last = dict(rows.values_list("instance_type_id").annotate(Max("position")).order_by())
     added = 0
@@ -134,7 +140,9 @@ def pools_add(region: str, found: Sequence[PoolFound]) -> int:
             continue
         instance_type_ensure(each.instance_type)
         last[each.instance_type] = last.get(each.instance_type, -1) + 1
-        CapacityPool.objects.create(region_id=region, position=last[each.instance_type], **_pool_columns(each))
+        image, next_image = images.get(each.instance_type, (each.image, ""))
+        columns = {**_pool_columns(each), "image": image, "next_image": next_image}
+        CapacityPool.objects.create(region_id=region, position=last[each.instance_type], **columns)
         added += 1
     return added
 

@@ -11,7 +11,8 @@ from typing import Any
 from fleet.clouds.aws.launch import TABLE
 
 FAMILIES = (
-    *("trn", "inf2", "p3dn", "p4", "p5", "p6", "g4dn.", "g5.", "g6.", "g6e.", "g6f.", "g7.", "g7e.", "gr6.", "gr6f."),
+    *("trn", "inf2", "p3dn", "p4", "p5", "p6", "g4dn.", "g5.", "g5g.", "g6.", "g6e.", "g6f.", "g7.", "g7e.", "gr6."),
+    "gr6f.",
 )
 """Node types: those with accelerators that engines run on, and processors for which the stack has images."""
 OTHERS = ("c7i.2xlarge",)

@@ -7,6 +7,7 @@ import pytest
 
 from fleet.capacity.planning.pools import Market
 from fleet.clouds.aws.identity import install_ensure
+from fleet.clouds.aws.region import IMAGE_OUTPUTS, image_of
 from fleet.clouds.models import CapacityPool, CloudRegion
 from fleet.clouds.services.regions import cloud_new_types_read, cloud_region_read
 from fleet.clouds.services.upkeep import CloudUpkeep
@@ -21,9 +22,10 @@ from kernel.refusals import InvalidInput
 from lab.cloud.machines import Market as Sold
 from lab.cloud.machines import Reserved
 from lab.cloud.server import World
-from lab.cloud.stack import deploy_base, deploy_region
+from lab.cloud.stack import IMAGES, PINNED, ROOT_DEVICE, deploy_base, deploy_region
 from lab.cloud.world import Fault
 from models_registry.instance_types.models import InstanceType
+from models_registry.instance_types.planner import INSTANCE_TYPES
 from models_registry.instance_types.services import instance_types_ship
 from tests.fleet import rows
 
@@ -74,8 +76,8 @@ def test_creating_a_region_asks_the_cloud_nothing_and_reading_it_makes_it_ready(
     assert sorted(base.zones) == ["us-east-2a", "us-east-2b"]
     assert base.node_role == f"{install_ensure(clock.now()).id}-node"
     assert set(base.target_groups) == {"tls", "plain"}
-    assert base.root_device_of("ami-0000000000000aaaa") == "/dev/sda1"
-    assert base.root_device_of("ami-0000000000000cccc") == "/dev/xvda"
+    assert set(base.root_devices) == {image.id for image in IMAGES}
+    assert set(base.root_devices.values()) == {ROOT_DEVICE}
 
 
 def test_a_type_gets_pools_once_something_names_it(aws: World) -> None:
@@ -129,6 +131,56 @@ def test_pools_are_what_zones_offer_reservations_first(aws: World) -> None:
     assert pools[0].network_nodes == list(nodes)
     assert pools[0].free == 4
     assert CapacityPool.objects.filter(region_id=NAME, instance_type_id="c7i.2xlarge").exists()
+
+
+def test_machines_get_the_image_of_their_accelerator_and_processor_or_the_pinned_one(aws: World) -> None:
+    deploy(aws, PinnedGpuImage=PINNED.id)
+    create()
+    tags = {"switchyard:install": install_ensure(clock.now()).id}
+    aws.machines.capacity.reserve(Reserved("g5g.xlarge", "us-east-2a", 1, aws.clock.now(), tags=tags))
+    wanted = ["g5g.xlarge", "g6.xlarge", "trn2.48xlarge", "c7i.2xlarge"]
+    rows.version("2", parallelism={kind: {} for kind in wanted})
+    read()
+    by_parameter = {image.parameter: image.id for image in IMAGES}
+    used = dict(CapacityPool.objects.filter(region_id=NAME).values_list("instance_type_id", "image"))
+    found = {kind: next((name for name, id_ in by_parameter.items() if id_ == used[kind]), used[kind]) for kind in used}
+    assert found["g6.xlarge"] == PINNED.id
+    assert "arm64/base-oss-nvidia-driver-gpu" in found["g5g.xlarge"]
+    assert "neuron/dlami" in found["trn2.48xlarge"]
+    assert "canonical/ubuntu/server/24.04/stable/current/amd64" in found["c7i.2xlarge"]
+
+
+def test_an_image_for_other_processors_is_refused_by_name(aws: World) -> None:
+    deploy(aws, PinnedGpuArmImage=PINNED.id)
+    create()
+    assert read().reason == f"GpuArmImage of stack {STACK} is {PINNED.id} for x86_64; it must be for arm64"
+
+
+@pytest.mark.parametrize(
+    ("kind", "output"),
+    [
+        ("trn1.32xlarge", "Trn1Image"), ("inf2.xlarge", "Trn1Image"), ("trn2.48xlarge", "NeuronImage"),
+        ("p5.48xlarge", "GpuImage"), ("g5g.xlarge", "GpuArmImage"), ("c7i.2xlarge", "CpuImage"),
+        ("local.cpu", "CpuImage"),
+    ],
+)  # fmt: skip
+def test_the_image_of_a_type(kind: str, output: str) -> None:
+    assert image_of(INSTANCE_TYPES[kind], {name: name for name in IMAGE_OUTPUTS}) == output
+
+
+def test_a_further_pool_of_a_type_has_the_image_in_use(aws: World) -> None:
+    """Machines of one type with different images would not form a cell: their fingerprints differ."""
+    deploy(aws, ZoneB="us-east-2c")
+    create()
+    read()
+    CapacityPool.objects.update(image="ami-0000000000older")
+    tags = {"switchyard:install": install_ensure(clock.now()).id}
+    aws.machines.capacity.reserve(Reserved("trn1.32xlarge", "us-east-2a", 2, aws.clock.now(), tags=tags))
+
+    read()
+
+    [further] = CapacityPool.objects.filter(region_id=NAME, market=Market.RESERVED)
+    assert further.image == "ami-0000000000older"
 
 
 def test_reading_again_adds_and_keeps_what_a_person_changed(aws: World) -> None:
