@@ -1,10 +1,10 @@
 """Builds the parameters of EC2's `RunInstances` for an attempt: network interfaces, first-boot script and tags. Pure:
 no client, clock or row. The same attempt always gives the same parameters, because EC2 compares them when a token is
 repeated. Everything that must be found again is tagged by the launch itself, because a visible machine cannot always be
-tagged yet. The boot script has no secret, since every process on the machine can read it. It makes a cache of the
-instance's own disks, then fetches the join script from the control plane, so that the text is the same in every
-release. A machine that never joins shuts itself down. Interfaces come from `instance_interfaces.json`, an extract of
-`DescribeInstanceTypes`; all machines of a type get the same ones, because a spare must fit any cell."""
+tagged yet. The boot script (`first_boot.sh`) has no secret, since every process on the machine can read it. It makes a
+cache of the instance's own disks, then fetches the join script from the control plane, so that the text is the same in
+every release. A machine that never joins shuts itself down. Interfaces come from `instance_interfaces.json`, an extract
+of `DescribeInstanceTypes`; all machines of a type get the same ones, because a spare must fit any cell."""
 
 import re
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ from fleet.capacity.planning.pools import RESERVATIONS, Market, UnitView
 from fleet.clouds.planning.launches import AttemptView
 
 TABLE = Path(__file__).with_name("instance_interfaces.json")
+SCRIPT = Path(__file__).with_name("first_boot.sh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,64 +116,7 @@ def user_data(boot: Boot) -> str:
     }
     lines = "".join(f"{name}={quote(value)}\n" for name, value in known.items())
     about = f"# Joins this machine to the Switchyard at {boot.server}. There is no secret in it."
-    return f"#!/bin/sh\n{about}\n{lines}{_SCRIPT}"
-
-
-_SCRIPT = r"""
-set -u
-export SERVER PIN AWS_REGION INSTALL UNIT
-export SWITCHYARD_CACHE=/var/cache/switchyard
-
-say() { echo "switchyard: $*"; }
-
-# One file system over all disks of the instance; without free disks, a folder of the root volume.
-make_cache() {
-  mkdir -p "$SWITCHYARD_CACHE"
-  command -v lsblk >/dev/null && command -v mdadm >/dev/null && command -v mkfs.xfs >/dev/null || return 0
-  disks=''
-  for disk in $(lsblk -dnpo NAME,MODEL | awk '/Instance Storage/ { print $1 }'); do
-    if [ "$(lsblk -no MOUNTPOINT,TYPE "$disk" | wc -w)" = 1 ]; then disks="$disks $disk"; fi
-  done
-  [ -n "$disks" ] || return 0
-  # shellcheck disable=SC2086  # a list of words
-  set -- $disks
-  if mdadm --create /dev/md/switchyard --run --force --level=0 --raid-devices=$# "$@" &&
-    mkfs.xfs -qf /dev/md/switchyard && mount -o noatime /dev/md/switchyard "$SWITCHYARD_CACHE"; then
-    say "the cache lies on $# disks of the instance"
-  else
-    say "the disks of the instance cannot be used; the cache lies on the root volume"
-  fi
-}
-
-fetch() {
-  if [ -n "$PIN" ]; then set -- -k --pinnedpubkey "$PIN" "$@"; fi
-  curl -fsS --noproxy '*' --proto '=https' --connect-timeout 10 --max-time 60 "$@"
-}
-
-join() {
-  script=$(mktemp) || return 1
-  fetch -o "$script" "$SERVER$JOIN_PATH" && sh "$script"
-  joined=$?
-  rm -f "$script"
-  return $joined
-}
-
-# Many machines boot together: random pauses spread their retries.
-pause_s() { awk -v seed="$1$$" 'BEGIN { srand(seed); print int(5 + rand() * 25) }'; }
-
-make_cache
-begun=$(date +%s)
-until join; do
-  now=$(date +%s)
-  if [ $((now - begun)) -ge "$TRIES_FOR_S" ]; then
-    say "this machine could not join $SERVER within $TRIES_FOR_S s, and ends"
-    exec shutdown -h now
-  fi
-  say 'not joined yet; another try follows'
-  sleep "$(pause_s "$now")"
-done
-say 'joined'
-"""
+    return f"#!/bin/sh\n{about}\n{lines}{SCRIPT.read_text()}"
 
 
 TAG_INSTALL = "switchyard:install"

@@ -2,6 +2,7 @@
 the join script, retries, and shuts down machines that never join."""
 
 import subprocess
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -135,23 +136,23 @@ FAKES = {
     "sleep": 'echo "sleep" >>"$LOG"; echo 9999999999 >"$CLOCK"',
     "shutdown": 'echo "shutdown $*" >>"$LOG"',
     "date": 'cat "$CLOCK"',
-    "mkdir": "exit 0",
-    "lsblk": "exit 0",
 }
 """Commands that the script calls; `LOG` records the calls."""
 
 
-def boot(folder: Path, sent: str) -> tuple[str, str]:
-    """Runs the script on a machine that receives this join script. Returns its output and the commands it called."""
+def boot(folder: Path, sent: str, fakes: Mapping[str, str] = FAKES) -> tuple[str, str]:
+    """Runs the script on a machine that receives this join script, with `folder` as its root. Returns its output and
+    the commands it called."""
     commands = folder / "bin"
-    commands.mkdir()
-    for name, text in FAKES.items():
+    commands.mkdir(exist_ok=True)
+    (folder / "etc").mkdir(exist_ok=True)
+    for name, text in fakes.items():
         (commands / name).write_text(f"#!/bin/sh\n{text}\n")
         (commands / name).chmod(0o755)
     (folder / "sent").write_text(sent)
     (folder / "clock").write_text("1000\n")
-    (folder / "log").touch()
-    known = {"PATH": f"{commands}:/usr/bin:/bin", "TMPDIR": str(folder)}
+    (folder / "log").write_text("")
+    known = {"PATH": f"{commands}:/usr/bin:/bin", "TMPDIR": str(folder), "SWITCHYARD_ROOT": str(folder)}
     files = {"LOG": str(folder / "log"), "SENT": str(folder / "sent"), "CLOCK": str(folder / "clock")}
     done = subprocess.run(
         ["/bin/sh", "-c", user_data(BOOT)], env=known | files, capture_output=True, text=True, timeout=30, check=False
@@ -181,6 +182,95 @@ def test_one_that_never_joins_tries_again_and_then_ends(tmp_path: Path) -> None:
     printed, called = boot(tmp_path, "exit 1\n")
     assert [line.split()[0] for line in called.splitlines()] == ["curl", "sleep", "curl", "shutdown"]
     assert "could not join https://switchyard.example:8443 within 3600 s, and ends" in printed
+
+
+DISK_FAKES = {
+    "lsblk": 'for disk; do :; done; cat "$ROOT_OF_TEST/uses/${disk##*/}"',
+    "blkid": 'for disk; do :; done; grep . "$ROOT_OF_TEST/types/${disk##*/}" || exit 2',
+    "mdadm": 'echo "mdadm $*" >>"$LOG"',
+    "mkfs.xfs": 'echo "mkfs.xfs $*" >>"$LOG"',
+    "mountpoint": 'grep -qxF "$2" "$ROOT_OF_TEST/mounts"',
+    "mount": 'echo "mount $*" >>"$LOG"; echo "$1" >>"$ROOT_OF_TEST/mounts"',
+}
+INSTANCE, EBS = "Amazon_EC2_NVMe_Instance_Storage", "Amazon_Elastic_Block_Store"
+
+
+class Disks:
+    """A machine with disks. The commands that read them print recorded lines; the others are logged."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        for name in ("dev/disk/by-id", "uses", "types", "mnt"):
+            (folder / name).mkdir(parents=True)
+        (folder / "mounts").touch()
+
+    def add(self, name: str, model: str, *, use: str = "", kind: str = "") -> None:
+        """`use`: further words of `lsblk -nro NAME,MOUNTPOINT`; `kind`: what blkid finds on it."""
+        (self._folder / "dev" / name).touch()
+        for link in (f"nvme-{model}_{name}", f"nvme-{model}_{name}_1"):
+            (self._folder / "dev/disk/by-id" / link).symlink_to(f"../../{name}")
+        (self._folder / "uses" / name).write_text(f"{name} {use}\n")
+        (self._folder / "types" / name).write_text(kind)
+
+    def boot(self) -> tuple[list[str], Path]:
+        """Returns the logged commands, without the folder of the test, and the cache that agents get."""
+        fakes = {name: text.replace("$ROOT_OF_TEST", str(self._folder)) for name, text in DISK_FAKES.items()}
+        printed, called = boot(self._folder, 'echo "cache=$SWITCHYARD_CACHE"\n', FAKES | fakes)
+        [cache] = [line[6:] for line in printed.splitlines() if line.startswith("cache=")]
+        lines = [line.replace(str(self._folder), "") for line in called.splitlines()]
+        return [line for line in lines if not line.startswith("curl")], Path(cache)
+
+
+@pytest.fixture
+def disks(tmp_path: Path) -> Disks:
+    return Disks(tmp_path)
+
+
+def test_free_disks_of_the_instance_become_one_file_system_and_all_others_stay(disks: Disks, tmp_path: Path) -> None:
+    disks.add("nvme0n1", EBS, use="nvme0n1p1 /", kind="gpt")
+    disks.add("nvme5n1", EBS)
+    disks.add("nvme1n1", INSTANCE)
+    disks.add("nvme2n1", INSTANCE)
+    disks.add("nvme3n1", INSTANCE, use="/data")
+    disks.add("nvme4n1", INSTANCE, kind="xfs")
+    (tmp_path / "var/cache/switchyard/engines/vllm").mkdir(parents=True)
+
+    commands, cache = disks.boot()
+
+    assert commands == [
+        "mdadm --create /dev/md/switchyard --run --level=0 --raid-devices=2 /dev/nvme1n1 /dev/nvme2n1",
+        "mkfs.xfs -q -L switchyard /dev/md/switchyard",
+        "mount /mnt/switchyard",
+    ]
+    assert cache == tmp_path / "mnt/switchyard/switchyard-cache"
+    assert (cache / "engines/vllm").is_dir(), "the image's engines are hidden"
+    assert "nofail,x-systemd.before=switchyard-machine.service" in (tmp_path / "etc/fstab").read_text()
+    assert disks.boot() == ([], cache), "a second run changes something"
+    assert (tmp_path / "etc/fstab").read_text().count("LABEL=switchyard") == 1
+
+
+def test_a_single_disk_needs_no_raid(disks: Disks) -> None:
+    disks.add("nvme1n1", INSTANCE)
+    assert disks.boot()[0] == ["mkfs.xfs -q -L switchyard /dev/nvme1n1", "mount /mnt/switchyard"]
+
+
+def test_disks_that_the_image_mounts_are_used_where_they_are(disks: Disks, tmp_path: Path) -> None:
+    disks.add("nvme1n1", INSTANCE, use="vg.01-lv_ephemeral /opt/dlami/nvme", kind="LVM2_member")
+    (tmp_path / "opt/dlami/nvme").mkdir(parents=True)
+    (tmp_path / "mounts").write_text(f"{tmp_path}/opt/dlami/nvme\n")
+    assert disks.boot() == ([], tmp_path / "opt/dlami/nvme/switchyard-cache")
+
+
+def test_no_mount_hides_files(disks: Disks, tmp_path: Path) -> None:
+    disks.add("nvme1n1", INSTANCE)
+    (tmp_path / "mnt/switchyard").mkdir()
+    (tmp_path / "mnt/switchyard/of-somebody").touch()
+    assert disks.boot() == ([], tmp_path / "var/cache/switchyard")
+
+
+def test_a_machine_without_such_disks_uses_its_root_volume(disks: Disks, tmp_path: Path) -> None:
+    disks.add("nvme0n1", EBS, use="nvme0n1p1 /", kind="gpt")
+    assert disks.boot() == ([], tmp_path / "var/cache/switchyard")
 
 
 def test_it_is_a_script_of_any_shell_and_far_below_the_limit() -> None:
