@@ -2,8 +2,9 @@
 # Joins this host to the Switchyard at {{ server }}, or takes it out again:
 #   sh -s -- TOKEN [--port FIRST_PORT]
 #   sh -s -- --uninstall
-# Needs Linux, curl and Python 3.11 or later. As root it installs into /opt/switchyard and /var/lib/switchyard, else into
-# ~/.local/share/switchyard; SWITCHYARD_PREFIX names another folder for both. It asks no package index.
+# Needs Linux, curl and Python 3.11 or later, else a glibc for which the control plane has a Python. As root it installs
+# into /opt/switchyard and /var/lib/switchyard, else into ~/.local/share/switchyard; SWITCHYARD_PREFIX names another folder
+# for both. It uses no package index.
 set -eu
 
 SERVER='{{ server }}'
@@ -11,8 +12,12 @@ PIN='{{ pin }}'
 ARCHIVES='{% for archive in archives %}
 {{ archive.tag }} {{ archive.digest }}{% endfor %}
 '
+PYTHONS='{% for python in pythons %}
+{{ python.processor }} {{ python.least_glibc }} {{ python.digest }}{% endfor %}
+'
 TOKEN=''
 STAGE=''
+CARRIED=''
 
 say() { printf 'switchyard: %s\n' "$*" >&2; }
 
@@ -39,7 +44,36 @@ find_python() {
   done
 }
 
-clean_up() { if [ -n "$STAGE" ]; then rm -rf "$STAGE"; rmdir "$CODE/releases" "$CODE" 2>/dev/null || :; fi; }
+# For a host with an older Python: that of the control plane, if its glibc is new enough for it.
+carry_python() {
+  have=$(python3 -V 2>&1) || have='no Python 3'
+  lacks="the agent needs Python 3.11 or later, and this host has $have"
+  machine=$(uname -m)
+  known=$(printf '%s' "$PYTHONS" | while read -r processor glibc digest; do if [ "$processor" = "$machine" ]; then echo "$glibc $digest"; fi; done)
+  [ -n "$known" ] || fail "$lacks: install one, such as the package python3.12, or run manage.py agent_archive python on the control plane"
+  glibc=$(getconf GNU_LIBC_VERSION 2>/dev/null | sed 's/.* //')
+  oldest=$(printf '%s\n%s\n' "${known% *}" "${glibc:-0}" | sort -V | head -n 1)
+  [ "$oldest" = "${known% *}" ] ||
+    fail "$lacks; that of the control plane needs glibc ${known% *}, and this host has ${glibc:-another C library}: install the package python3.11 or later"
+  say "$lacks, so it gets one from the control plane"
+  CARRIED=$CODE/python
+  rm -rf "$CARRIED"
+  mkdir -p "$CARRIED" || fail "cannot make the folder $CARRIED"
+  fetch -o "$CARRIED/python.tgz" "$SERVER/agents/join/archive/python-$machine" 2>/dev/null || refused
+  found=$(sha256sum "$CARRIED/python.tgz" | cut -d ' ' -f 1)
+  [ "$found" = "${known#* }" ] || fail "the Python has SHA-256 $found instead of ${known#* }; nothing was installed, run the line again"
+  (umask 022 && tar -xzf "$CARRIED/python.tgz" --no-same-owner -C "$CARRIED") || fail "the Python cannot be unpacked into $CARRIED"
+  rm "$CARRIED/python.tgz"
+  chmod 755 "$CODE" "$CARRIED"  # engines have own accounts
+  python=$CARRIED/bin/python3
+}
+
+clean_up() {
+  if [ -n "$STAGE$CARRIED" ]; then
+    rm -rf ${STAGE:+"$STAGE"} ${CARRIED:+"$CARRIED"}
+    rmdir "$CODE/releases" "$CODE" 2>/dev/null || :
+  fi
+}
 
 main() {
   uninstall='' port='' nonce=''
@@ -65,15 +99,15 @@ main() {
   [ ! -e "$CODE/current" ] || fail "this host joined already, in $CODE; uninstall it first: sh -s -- --uninstall"
   [ "$(uname -s)" = Linux ] || fail "this is $(uname -s); only Linux hosts can join"
   python=$(find_python)
-  [ -n "$python" ] || fail "no Python 3.11 or later is on PATH; install one, such as the package python3.12"
+  trap clean_up EXIT
+  trap 'exit 1' HUP INT TERM
+  [ -n "$python" ] || carry_python
   tag=$("$python" -c 'import platform, sys; print("cp%d%d-%s" % (*sys.version_info[:2], platform.machine()))')
   digest=$(printf '%s' "$ARCHIVES" | while read -r name known; do if [ "$name" = "$tag" ]; then echo "$known"; fi; done)
   [ -n "$digest" ] || fail "the control plane has no agent for $tag; run manage.py agent_archive $tag there"
   "$python" -c 'import venv' 2>/dev/null || fail "$python has no module venv; install the package python3-venv"
 
   STAGE=$CODE/releases/$(printf '%.16s' "$digest")
-  trap clean_up EXIT
-  trap 'exit 1' HUP INT TERM
   rm -rf "$STAGE"
   mkdir -p "$STAGE" || fail "cannot make the folder $STAGE"
   fetch -o "$STAGE/agent.tar.gz" "$SERVER/agents/join/archive/$tag" 2>/dev/null || refused
@@ -88,7 +122,7 @@ main() {
   done
   if printf '%s' "$TOKEN" | "$STAGE/venv/bin/python" -m engine_agent join --code "$CODE" --release "$STAGE" \
     --server "$SERVER" --pin "$PIN" --port "${port:-0}" --nonce "$nonce"; then
-    STAGE=''
+    STAGE='' CARRIED=''
   else
     exit 1
   fi

@@ -37,7 +37,16 @@ from fleet.agents.services.enrolment import RETRY_AFTER_S, NotYet, agents_identi
 from fleet.clouds.aws.identity import sts_host
 from fleet.machines.models import Invitation
 from fleet.machines.services.machines import InvitationRefused, invitation_open, is_ticket, join_refused
-from fleet.releases.services.archive import AgentArchive, ArchiveUnavailable, archive_by_digest, archive_of, archives
+from fleet.releases.services.archive import (
+    AgentArchive,
+    ArchiveUnavailable,
+    CarriedPython,
+    archive_by_digest,
+    archive_of,
+    archives,
+    carried_python,
+    carried_pythons,
+)
 from fleet.releases.services.releases import handed_out_release
 from kernel import clock
 from kernel.addresses import client_network
@@ -80,18 +89,22 @@ def script(request: HttpRequest) -> HttpResponse:
     if not ORIGIN.fullmatch(origin):
         return HttpResponse("the host name is invalid\n", status=400)
     known = archives(handed_out_release())
-    context = {"server": origin, "pin": server_pin(clock.now()), "archives": known}
+    context = {
+        "server": origin, "pin": server_pin(clock.now()), "archives": known, "pythons": carried_pythons(),
+    }  # fmt: skip
     return HttpResponse(render_to_string("join.sh", context), content_type="text/x-shellscript; charset=utf-8")
 
 
 @require_GET
 def archive(request: HttpRequest, tag: str) -> HttpResponseBase:
-    """`GET /agents/join/archive/TAG`: the agent for one Python and processor. 403 without an invitation, 404, 429."""
+    """`GET /agents/join/archive/TAG`: the agent for one Python and processor, or a Python (`python-x86_64`). 403
+    without an invitation, 404, 429."""
     found = _open_invitation(request)
     if isinstance(found, HttpResponse):
         return found
+    kind, _, processor = tag.partition("-")
     try:
-        known = archive_of(tag, handed_out_release())
+        known = carried_python(processor) if kind == "python" else archive_of(tag, handed_out_release())
     except ArchiveUnavailable as missing:
         return JsonResponse({"error": str(missing)}, status=404)
     return _download_response(known)
@@ -218,7 +231,7 @@ class _Download:
         self.close()
 
 
-def _download_response(archive: AgentArchive) -> HttpResponseBase:
+def _download_response(archive: AgentArchive | CarriedPython) -> HttpResponseBase:
     return _download_file(archive.path, 0, "application/gzip", {"X-Content-SHA256": archive.digest})
 
 

@@ -4,7 +4,7 @@ and prints it. The control plane of SERVER asks it in our place, and STS answers
     python3 attest.py NONCE_FILE, with SERVER, STS_HOST and UNIT in the environment
 
 The signature covers the name of that server and the digest of a nonce, which is drawn once and kept in NONCE_FILE: the
-proof is worth nothing to another server, and nothing to who does not know the nonce. Needs Python 3.11, nothing else.
+proof is worth nothing to another server, and nothing to who does not know the nonce. Needs Python 3.9, nothing else.
 """
 
 import hashlib

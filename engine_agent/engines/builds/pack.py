@@ -14,6 +14,7 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
+import tempfile
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -119,6 +120,26 @@ def pack_build(source: PackSource, to: Path, say: Say, *, compiled: bool = True,
     manifest = describe_folder(to, {"engine": source.serves, "version": source.version, "platform": source.platform})
     write_manifest(to, manifest)
     return manifest.digest
+
+
+def pack_python(to: Path) -> str:
+    """Writes this process's Python alone to the archive `to`, for hosts whose own is older. Returns the oldest glibc
+    that it runs with. Raises CannotPack if a library or tool is missing. Raises OSError if the disk refuses."""
+    with tempfile.TemporaryDirectory(dir=to.parent) as folder:
+        tree = Path(folder) / "python"
+        _copy_interpreter(tree)
+        shutil.rmtree(tree / "include", ignore_errors=True)
+        floor = least_glibc(_relocate(tree))
+        packed = Path(folder) / to.name
+        with (
+            packed.open("xb") as file,
+            gzip.GzipFile("", "wb", GZIP_LEVEL, file, mtime=0) as content,
+            tarfile.open(fileobj=content, mode="w|", format=tarfile.PAX_FORMAT) as tar,
+        ):
+            for path in sorted(tree.rglob("*")):
+                _add(tar, path, path.relative_to(tree).as_posix())
+        packed.replace(to)
+    return floor
 
 
 # --- the interpreter and the packages ---------------------------------------------------------------------------------

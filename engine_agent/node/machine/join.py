@@ -306,6 +306,8 @@ def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
+CARRIED_PYTHON = "python"
+"""The join script's folder for a Python of the control plane."""
 LEFT_WITHIN_S = 900.0
 LEAVE_POLL_S = 0.5
 
@@ -351,6 +353,7 @@ def uninstall(paths: HostPaths) -> str:
     for path in (paths.code / "run", *paths.of_releases):
         path.unlink(missing_ok=True)
     paths.current.unlink(missing_ok=True)
+    shutil.rmtree(paths.code / CARRIED_PYTHON, ignore_errors=True)  # last: it may run this
     try:
         paths.code.rmdir()
     except OSError:

@@ -1,7 +1,8 @@
 """Stores releases of the agent: the source of each in its own folder, for agents on this computer, and one archive for
 each Python and processor, for hosts. Archives contain all imports and have the same bytes each time. The archive for
 this process's Python is packed from its own environment, as pinned by `requirements.lock`; others are downloaded by the
-lock's hashes when an operator orders them (`manage.py agent_archive`). Hosts download nothing else."""
+lock's hashes when an operator orders them (`manage.py agent_archive`), and so is a Python for hosts whose own is too
+old. Hosts download nothing else."""
 
 import gzip
 import hashlib
@@ -55,6 +56,15 @@ class NoRelease(Exception):
 
 class ArchiveUnavailable(Exception):
     """No archive for this Python and processor; the text says how to make one."""
+
+
+class CarriedPython(NamedTuple):
+    """A Python for hosts whose own is too old, as an archive on disk. `processor`: as `uname -m` names it."""
+
+    processor: str
+    least_glibc: str
+    path: Path
+    digest: str
 
 
 class AgentArchive(NamedTuple):
@@ -141,6 +151,50 @@ def archive_of(tag: str, release: str = "") -> AgentArchive:
         if archive.tag == tag:
             return archive
     raise ArchiveUnavailable(f"there is no archive for {tag[:40]!r}; `manage.py agent_archive {tag[:40]}` fetches one")
+
+
+PYTHON = re.compile(r"python-(x86_64|aarch64)-glibc([0-9.]{1,8})\.tgz")
+
+
+def carried_pythons() -> list[CarriedPython]:
+    """Returns the Pythons that `python_pack` has made, one for a processor."""
+    found = (PYTHON.fullmatch(path.name) for path in sorted(_archive_folder().glob("python-*.tgz")))
+    paths = [(known[1], known[2], _archive_folder() / known[0]) for known in found if known is not None]
+    return [CarriedPython(processor, glibc, path, _file_digest(path)) for processor, glibc, path in paths]
+
+
+def python_pack() -> CarriedPython:
+    """Packs this process's Python, once. Raises ArchiveUnavailable if this computer lacks something for it."""
+    with _building:
+        for known in carried_pythons():
+            if known.processor == platform.machine():
+                return known
+        made = _archive_folder() / f"{secrets.token_hex(8)}.part"
+        floor = _pack_python(made)
+        made.replace(_archive_folder() / f"python-{platform.machine()}-glibc{floor}.tgz")
+    return carried_python(platform.machine())
+
+
+def _pack_python(to: Path) -> str:
+    """Returns the oldest glibc that it runs with."""
+    command = (sys.executable, "-m", "engine_agent.engines.builds", "python", "--to", str(to))
+    try:
+        done = subprocess.run(
+            command, cwd=settings.BASE_DIR, capture_output=True, text=True, timeout=FETCH_LIMIT_S, check=True
+        )
+    except (OSError, subprocess.SubprocessError) as error:
+        to.unlink(missing_ok=True)
+        why = getattr(error, "stderr", "") or str(error)
+        raise ArchiveUnavailable(f"the Python of this computer cannot be packed: {why.strip()[-500:]}") from None
+    return done.stdout.strip()
+
+
+def carried_python(processor: str) -> CarriedPython:
+    """Returns the Python for a processor. Raises ArchiveUnavailable if there is none."""
+    for known in carried_pythons():
+        if known.processor == processor:
+            return known
+    raise ArchiveUnavailable(f"there is no Python for {processor[:40]!r}; `manage.py agent_archive python` makes one")
 
 
 def archive_by_digest(digest: str, release: str) -> AgentArchive | None:

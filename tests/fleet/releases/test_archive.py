@@ -4,8 +4,11 @@ import gzip
 import hashlib
 import importlib.metadata
 import io
+import platform
 import shutil
+import subprocess
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +200,39 @@ def test_what_a_killed_packer_left_goes_an_hour_later_and_nothing_else(settings:
     assert agent_archive.unfinished_archives_delete(now_s) == 0
     assert agent_archive.unfinished_archives_delete(now_s + agent_archive.LEFT_AFTER_S + 60) == 2
     assert [path.name for path in agent.iterdir()] == ["cp311-x86_64-a.tar.gz"]
+
+
+def test_a_python_for_older_hosts_is_packed_once_and_found(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path
+) -> None:
+    settings.SWITCHYARD_CACHE = tmp_path
+    commands: list[Sequence[str]] = []
+
+    def pack(command: Sequence[str], **_: Any) -> Any:
+        commands.append(command)
+        Path(command[-1]).write_bytes(b"python")
+        return subprocess.CompletedProcess(command, 0, "2.35\n", "")
+
+    monkeypatch.setattr(subprocess, "run", pack)
+    with pytest.raises(ArchiveUnavailable, match=r"`manage\.py agent_archive python` makes one"):
+        agent_archive.carried_python(platform.machine())
+    made = agent_archive.python_pack()
+    assert agent_archive.python_pack() == made == agent_archive.carried_python(platform.machine())
+    assert (made.least_glibc, made.digest) == ("2.35", hashlib.sha256(b"python").hexdigest())
+    assert len(commands) == 1
+    assert not list(agent_archive.archive_files()), "it counts as an archive of a release"
+
+
+def test_a_python_that_cannot_be_packed_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path
+) -> None:
+    settings.SWITCHYARD_CACHE = tmp_path
+
+    def fail(command: Sequence[str], **_: Any) -> Any:
+        Path(command[-1]).write_bytes(b"half")
+        raise subprocess.CalledProcessError(1, command, stderr="cannot build python: this host has no ldconfig\n")
+
+    monkeypatch.setattr(subprocess, "run", fail)
+    with pytest.raises(ArchiveUnavailable, match="cannot be packed: cannot build python: this host has no ldconfig"):
+        agent_archive.python_pack()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

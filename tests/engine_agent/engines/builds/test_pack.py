@@ -13,7 +13,7 @@ import pytest
 from engine_agent.engines.artifacts import verify_folder
 from engine_agent.engines.builds.__main__ import pack_recipe, recipes
 from engine_agent.engines.builds.elf import read_elf
-from engine_agent.engines.builds.pack import CannotPack
+from engine_agent.engines.builds.pack import CannotPack, pack_python
 from engine_agent.engines.builds.store import host_facts
 from engine_agent.protocol.engine_builds import BUILD_FILE, parse_facts, part_names, version_key, wrong_facts
 from tests.engine_agent.engines.builds.packed import facts, pack_tiny, tiny_build
@@ -52,6 +52,29 @@ def test_it_runs_elsewhere_without_its_source_and_loads_nothing_of_it(tree: Path
     assert prefix == str(tree)
     assert f"{tree}/lib/libcrypto" in maps
     assert sys.base_prefix not in maps
+
+
+def test_an_agent_can_be_installed_with_a_carried_python(tree: Path, tmp_path: Path) -> None:
+    """As the join script does: an environment over the packed Python, without the one that it was made from."""
+    made = f"{tree}/bin/python3 -m venv --without-pip {tmp_path}/venv && {tmp_path}/venv/bin/python -c"
+    script = f"{made} 'import ssl, sqlite3, sys; print(sys.prefix, sys.base_prefix, sys._base_executable)'"
+    command = hidden(sys.base_prefix, ["sh", "-c", script])
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": os.environ["PATH"]})
+    assert done.returncode == 0, done.stderr
+    prefix, base, executable = done.stdout.split()
+    assert (prefix, base) == (f"{tmp_path}/venv", str(tree))
+    assert executable.startswith(f"{tree}/bin/"), "the next release could make no environment"
+
+
+@pytest.mark.long
+def test_a_python_alone_is_packed_with_its_floor(tmp_path: Path) -> None:
+    floor = pack_python(tmp_path / "python.tgz")
+    with tarfile.open(tmp_path / "python.tgz") as tar:
+        tar.extractall(tmp_path / "made", filter="data")
+    assert version_key(floor) <= version_key(os.confstr("CS_GNU_LIBC_VERSION").partition(" ")[2])  # type: ignore[union-attr]
+    done = subprocess.run([tmp_path / "made/bin/python3", "-I", "-c", USES_ITS_LIBRARIES], check=False)
+    assert done.returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["made", "python.tgz"]
 
 
 def test_it_states_what_it_needs_and_this_host_has_it(tree: Path) -> None:

@@ -1,7 +1,12 @@
 """A host joins with the unpacked release, which all accounts can read, or names what prevents it."""
 
+import ast
+import hashlib
+import io
 import os
+import shutil
 import subprocess
+import tarfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -92,6 +97,88 @@ def test_the_token_goes_to_curl_and_to_the_agent_by_standard_input_alone(tmp_pat
     assert "--port 9000" in told.read_text()
     assert TOKEN not in told.read_text()
     assert read.read_text().count(TOKEN) == 2
+
+
+OF_THE_HOST = (
+    "cp",
+    "sh",
+    "cut",
+    "head",
+    "sed",
+    "sort",
+    "mkdir",
+    "rm",
+    "rmdir",
+    "chmod",
+    "sha256sum",
+    "tar",
+    "gzip",
+    "tr",
+    "id",
+)
+OLD = {"python3": 'case "$*" in -V) echo Python 3.9.16 ;; *) exit 1 ;; esac', "uname": "echo Linux"}
+
+
+def host_with_old_python(folder: Path, glibc: str, carried: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Runs the join script on a host with Python 3.9 and this glibc, against a control plane that hands out a Python
+    with the program `carried`. Returns the result, and the paths that the host fetched."""
+    programs = folder / "programs"
+    programs.mkdir()
+    for name in OF_THE_HOST:
+        (programs / name).symlink_to(str(shutil.which(name)))
+    packed = folder / "python.tgz"
+    with tarfile.open(packed, "w:gz") as tar:
+        entry = tarfile.TarInfo("bin/python3")
+        entry.mode, entry.size = 0o755, len(carried)
+        tar.addfile(entry, io.BytesIO(carried.encode()))
+    gives = f'while [ "$1" != -o ]; do shift; done; cp {packed} "$2"'
+    curl = f'echo "$*" >>{folder}/fetched; case $* in *-o*python-*) {gives} ;; esac'
+    for name, text in {**OLD, "getconf": f"echo glibc {glibc}", "curl": curl}.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    digest = hashlib.sha256(packed.read_bytes()).hexdigest()
+    pythons = [SimpleNamespace(processor="Linux", least_glibc="2.35", digest=digest)] if carried else []
+    context = {"server": "https://10.0.0.1:8443", "pin": "", "archives": [], "pythons": pythons}
+    done = subprocess.run(
+        ["/bin/sh", "-s", "--", TOKEN],
+        input=str(render_to_string("join.sh", context)), text=True, capture_output=True, check=False, timeout=60,
+        env={"PATH": str(programs), "SWITCHYARD_PREFIX": str(folder / "home")},
+    )  # fmt: skip
+    fetched = (folder / "fetched").read_text().split() if (folder / "fetched").exists() else []
+    return done, [word.partition(":8443")[2] for word in fetched if word.startswith("https://")]
+
+
+CARRIED = '#!/bin/sh\ncase "$*" in *"import platform"*) echo cp311-carried ;; esac\n'
+
+
+def test_a_host_whose_python_is_too_old_gets_one_from_the_control_plane(tmp_path: Path) -> None:
+    done, fetched = host_with_old_python(tmp_path, "2.35", CARRIED)
+    assert "the agent needs Python 3.11 or later, and this host has Python 3.9.16, so it gets one" in done.stderr
+    assert fetched[0] == "/agents/join/archive/python-Linux"
+    assert "the control plane has no agent for cp311-carried" in done.stderr, "the script used another Python"
+    assert not (tmp_path / "home").exists(), "a refused host keeps files"
+
+
+@pytest.mark.parametrize(
+    ("glibc", "carried", "why"),
+    [
+        ("2.34", CARRIED, "that of the control plane needs glibc 2.35, and this host has 2.34: install"),
+        ("2.39", "", "this host has Python 3.9.16: install one, such as the package python3.12, or run manage.py"),
+    ],
+)
+def test_a_host_that_cannot_get_a_python_is_refused_before_anything_is_fetched(
+    tmp_path: Path, glibc: str, carried: str, why: str
+) -> None:
+    done, fetched = host_with_old_python(tmp_path, glibc, carried)
+    assert done.returncode == 1
+    assert why in done.stderr
+    assert fetched == ["/agents/join/refused"], "the control plane knows the reason, and nothing else was sent"
+
+
+def test_a_machine_of_ec2_proves_itself_with_any_python_from_3_9(settings: Any) -> None:
+    program = (settings.BASE_DIR / "templates/aws/attest.py").read_text()
+    ast.parse(program, feature_version=(3, 9))
+    assert "version_info < (3, 9)" in (settings.BASE_DIR / "templates/aws/join.sh").read_text()
 
 
 def test_a_node_has_a_block_and_an_ingress_a_port_for_each_kind_of_caller() -> None:
