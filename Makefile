@@ -137,10 +137,12 @@ conformance: environment-dev ## Third-party clients against the running fleet's 
 chaos: environment-dev ## Break the running sim fleet at random and judge it: make chaos SECONDS=1800 SEED=1 (600 s, seed 0).
 	@exec $(VENV) -m bench chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
 
-images: ## Build the images of control plane, node agent and ingress without a daemon: make images BASE=... TAG=... OPTIONS=... BUILDER="docker build".
-	@for name in control-plane node-agent ingress; do \
+images: ## Build the images of control plane, node agent and ingress without a daemon: make images BASE=... TAG=... OPTIONS=... BUILDER="docker build" ENGINES="vllm llama_cpp".
+	@for name in control-plane node-agent ingress $(addprefix node-agent-,$(ENGINES)); do \
+	  file=$$name engine=''; case $$name in node-agent-*) file=node-agent engine=$${name#node-agent-} ;; esac; \
 	  $(or $(BUILDER),buildah build --isolation chroot) $(OPTIONS) $(if $(BASE),--build-arg BASE='$(BASE)') \
-	    --file deploy/images/$$name.Dockerfile --tag switchyard/$$name:$(or $(TAG),latest) . || exit 1; \
+	    $${engine:+--build-arg ENGINE=$$engine} --file deploy/images/$$file.Dockerfile \
+	    --tag switchyard/$$name:$(or $(TAG),latest) . || exit 1; \
 	done
 
 images-base: ## Make a base for `make images BASE=localhost/switchyard/base` where no registry is reached: Debian's packages alone (as root).

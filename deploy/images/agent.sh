@@ -5,6 +5,7 @@
 set -eu
 ROLE=${1:-}
 CODE=${SWITCHYARD_PREFIX:-/var/lib/switchyard}
+ENGINES=${SWITCHYARD_IMAGE_ENGINES:-/opt/switchyard-engines}
 export SWITCHYARD_PREFIX="$CODE"
 
 say() { echo "switchyard: $*" >&2; }
@@ -30,6 +31,16 @@ join() {
     exit 1
   }
   printf '%s\n' "$script" | sh -s -- "$SWITCHYARD_INVITATION" ${SWITCHYARD_FIRST_PORT:+--port "$SWITCHYARD_FIRST_PORT"}
+}
+
+# Engines of the image, linked into the cache of the volume. Agents use one whose packages are those of their release.
+link_engines() {
+  for engine in "$ENGINES"/engines/*; do
+    at=$CODE/state/cache/engines/${engine##*/}
+    [ -d "$engine" ] || continue
+    if [ -e "$at" ] && [ ! -L "$at" ]; then continue; fi
+    mkdir -p "$CODE/state/cache/engines" && ln -sfn "$engine" "$at"
+  done
 }
 
 # Whether the agent, or what starts it again, is there.
@@ -60,6 +71,7 @@ case $ROLE in
   node | ingress) ;;
   *) say "'$ROLE' is no role: give node or ingress"; exit 64 ;;
 esac
+link_engines
 if [ -e "$CODE/current" ]; then
   sh "$CODE/run" &
   echo $! >"$CODE/state/supervisor.pid"

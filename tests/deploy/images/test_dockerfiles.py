@@ -72,6 +72,27 @@ def test_what_it_starts_is_a_script_that_the_shell_takes(script: str, name: str)
     assert subprocess.run(["sh", "-n", str(IMAGES / script)], capture_output=True, check=False).stderr == b""
 
 
+def test_engines_of_the_image_are_linked_and_never_replace_installed_ones(tmp_path: Path) -> None:
+    engines, cache = tmp_path / "image/engines", tmp_path / "state/cache/engines"
+    for folder in (engines / "vllm", engines / "llama-cpp", cache / "llama-cpp"):
+        folder.mkdir(parents=True)
+    (cache / "vllm").symlink_to("/opt/of-an-earlier-image")
+    environment = {
+        "PATH": "/usr/bin:/bin", "SWITCHYARD_PREFIX": str(tmp_path), "SWITCHYARD_IMAGE_ENGINES": str(tmp_path / "image")
+    }  # fmt: skip
+    subprocess.run(["sh", str(IMAGES / "agent.sh"), "node"], env=environment, capture_output=True, check=False)
+    assert (cache / "vllm").resolve() == engines / "vllm"
+    assert not (cache / "llama-cpp").is_symlink()
+
+
+def test_each_engine_that_an_image_can_have_has_an_installer() -> None:
+    [run] = [rest for word, rest in instructions("node-agent") if word == "RUN" and "ENGINE" in rest]
+    assert '"engine_agent.engines.$ENGINE.environment" install' in run
+    stated = re.findall(r"ENGINE=(\w+)", (IMAGES / "node-agent.Dockerfile").read_text())
+    assert set(stated) == {"vllm", "llama_cpp"}
+    assert all((CHECKOUT / f"engine_agent/engines/{name}/environment.py").exists() for name in stated)
+
+
 @pytest.mark.parametrize("role", ["node", "ingress"])
 def test_a_host_that_was_not_invited_says_what_it_lacks(tmp_path: Path, role: str) -> None:
     def started(*arguments: str, **more: str) -> tuple[int, str]:
