@@ -1,6 +1,6 @@
 """The parts of every page outside its content: navigation with the fleet's health in numbers, and search by name for
-cells, nodes, deployments, versions, rollouts, incidents and keys. Search returns a few of each kind, shortest names
-first, so that an exact match comes first. Reads only, in a constant number of queries."""
+cells, nodes, deployments, versions, rollouts, incidents, instance types and keys. Search returns a few of each kind,
+shortest names first, so that an exact match comes first. Reads only, in a constant number of queries."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +17,7 @@ from fleet.faults.pages import FleetHealth, fleet_health
 from fleet.nodes.models import Node
 from fleet.rollouts.models import Rollout
 from kernel.tones import Tone
+from models_registry.instance_types.models import InstanceType
 from models_registry.versions.models import ModelVersion
 from traffic.keys.models import ApplicationKey
 from traffic.keys.planner import KEY_TONE
@@ -66,6 +67,7 @@ def search(*, text: str, now: datetime) -> SearchResults:
         _group("Versions", _versions(text)),
         _group("Rollouts", _rollouts(text)),
         _group("Incidents", _incidents(text)),
+        _group("Instance types", _instance_types(text)),
         _group("Keys", _keys(text, now)),
     )
     return SearchResults(text, tuple(group for group in groups if group.matches))
@@ -110,6 +112,13 @@ def _incidents(text: str) -> Iterator[Match]:
     about = Q(subject__icontains=text) | Q(summary__icontains=text) | Q(cell__icontains=text) | Q(node__icontains=text)
     for row in Incident.objects.filter(about).order_by("-state", "-id")[READ]:
         yield Match("incident", str(row.pk), row.summary, row.state, row.tone, row.kind)
+
+
+def _instance_types(text: str) -> Iterator[Match]:
+    about = Q(name__icontains=text) | Q(accelerator__icontains=text)
+    for row in InstanceType.objects.filter(about).order_by(Length("name"), "name")[READ]:
+        hardware = f"{row.chips} x {row.accelerator}" if row.chips else "without accelerators"
+        yield Match("instance-type", row.name, row.name, row.origin, row.tone, hardware)
 
 
 def _keys(text: str, now: datetime) -> Iterator[Match]:

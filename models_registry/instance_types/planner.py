@@ -145,11 +145,22 @@ def rated_chip_watts(shape: InstanceShape) -> float:
 
 def unknown_type_text(name: str, known: Iterable[str]) -> str:
     """The error about a name that no type has."""
-    close = get_close_matches(name, list(known), n=1)
+    near = _near_names(name.lower(), sorted(known))
     return (
-        f"unknown instance type {name!r}" + (f" (did you mean {close[0]}?)" if close else "")
+        f"unknown instance type {name!r}" + (f" (did you mean {' or '.join(near)}?)" if near else "")
         + "; `switchyard get instance-types` lists the known ones, and `switchyard create instance-type` adds one"
     )  # fmt: skip
+
+
+NEAR_MOST = 3
+
+
+def _near_names(name: str, known: list[str]) -> list[str]:
+    """Names that are spelled alike, then those of the same family."""
+    family = name.partition(".")[0]
+    alike = [each for each in known if family and each.startswith(f"{family}.")]
+    alike = alike or [each for each in known if family and each.startswith(family)]
+    return list(dict.fromkeys((*get_close_matches(name, known, n=1, cutoff=0.8), *alike)))[:NEAR_MOST]
 
 
 @dataclass(frozen=True, slots=True)

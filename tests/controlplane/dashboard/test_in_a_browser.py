@@ -178,7 +178,7 @@ def test_a_page_does_not_wait_for_its_charts(chromium: Browser, url: str) -> Non
     page.route("**/plotly*.js", lambda route: held.append(route))  # noqa: PLW0108  (the library marks the function)
     page.goto(f"{url}/cells/{CELL}/", wait_until="commit")
     there(page, CELL)
-    page.keyboard.press("/")
+    page.keyboard.press("Control+k")
     page.keyboard.type(CELL)
     expect(page.locator("#search-results [data-row]")).to_have_text([CELL])
     assert page.evaluate("window.Plotly") is None

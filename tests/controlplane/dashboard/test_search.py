@@ -24,6 +24,7 @@ def found(text: str) -> dict[str, list[str]]:
         ("n-000001", "Nodes", "n-00000100"),
         ("model-1@", "Versions", "model-1@1"),
         ("is lost", "Incidents", "A node of deployment-1-region-1-1 is lost"),
+        ("cal.cpu", "Instance types", "local.cpu"),
         ("tenant-1", "Keys", "search"),
         ("sw_0a000001_whatever", "Keys", "search"),
     ],
@@ -48,7 +49,7 @@ def test_the_whole_name_comes_first_and_few_of_many_are_shown() -> None:
 
 def test_an_empty_text_takes_no_query_and_any_other_one_for_each_kind() -> None:
     one_more_of_everything(1)
-    for text, queries in (("", 0), ("1", 7)):
+    for text, queries in (("", 0), ("1", 8)):
         with CaptureQueriesContext(connection) as captured:
             search(text=text, now=NOW)
         assert len(captured) == queries

@@ -151,5 +151,7 @@ def test_a_device_is_no_other_accelerator_whose_name_it_contains() -> None:
 
 
 def test_an_unknown_name_is_answered_with_a_similar_one() -> None:
-    assert "(did you mean p5.48xlarge?)" in unknown_type_text("p5.48xlrge", INSTANCE_TYPES)
+    assert "(did you mean p5.48xlarge or p5.4xlarge?)" in unknown_type_text("P5.48xlrge", INSTANCE_TYPES)
+    family = "(did you mean p6-b200.48xlarge or p6-b300.48xlarge or p6e-gb200.36xlarge?)"
+    assert family in unknown_type_text("p6", INSTANCE_TYPES)
     assert unknown_type_text("zzz", INSTANCE_TYPES).startswith("unknown instance type 'zzz'; `switchyard get instance-")

@@ -59,7 +59,9 @@ def test_a_shipped_type_gets_its_row_when_it_is_first_named() -> None:
     assert instance_shapes(["p5.48xlarge", "none.such"]) == {"p5.48xlarge": INSTANCE_TYPES["p5.48xlarge"]}
     row = instance_type_named("p5.48xlarge")
     assert (row.shape(), row.origin) == (INSTANCE_TYPES["p5.48xlarge"], Origin.SHIPPED)
-    with pytest.raises(InvalidInput, match=r"unknown instance type 'p5.48xlrge' \(did you mean p5.48xlarge\?\)"):
+    with pytest.raises(
+        InvalidInput, match=r"unknown instance type 'p5.48xlrge' \(did you mean p5.48xlarge or p5.4xlarge\?\)"
+    ):
         instance_type_named("p5.48xlrge")
 
 

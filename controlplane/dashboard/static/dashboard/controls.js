@@ -84,6 +84,11 @@ function pressed(event) {
 }
 
 function keydown(event) {
+  if ((event.ctrlKey || event.metaKey) && event.key === "k" && !document.querySelector("dialog[open]")) {
+    openSearch();
+    event.preventDefault();
+    return;
+  }
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   if (step && search?.open) {
