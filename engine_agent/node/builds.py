@@ -8,8 +8,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
@@ -19,10 +19,13 @@ from engine_agent.engines.artifacts import CannotFetch, Entry, acquire, entry_of
 from engine_agent.engines.base import EngineUnavailable
 from engine_agent.engines.builds import store
 from engine_agent.engines.s3_artifact import Arrived, download
+from engine_agent.node.checks.external_builds import environments, external_program
 from engine_agent.node.enrolment import Enrolment, control_connection
 from engine_agent.node.identity import Identity
+from engine_agent.node.telemetry.fingerprint import read_environment_stack
 from engine_agent.protocol.engine_builds import (
     BUILD_FILE,
+    BadBuild,
     BuildFacts,
     EngineBuild,
     HostFacts,
@@ -46,10 +49,12 @@ WORDS_EVERY_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class HeldBuild:
-    """A complete build. `lock` is a descriptor that keeps it while it is open; the caller closes it."""
+    """A complete build. `lock` is a descriptor that keeps it while it is open; the caller closes it. `stack`: versions
+    for the fingerprint that the build's digest does not determine."""
 
     program: Path
     lock: int
+    stack: Mapping[str, str] = field(default_factory=dict)
 
 
 class _Fetch:
@@ -84,8 +89,10 @@ class NodeBuilds:
         on_change: Callable[[], None],
         host: Callable[[], HostFacts] = store.host_facts,
         now_s: Callable[[], float] = time.monotonic,
+        root: Path = Path("/"),
     ) -> None:
         self._folder = folder
+        self._root = root
         self._enrolment = enrolment
         self._on_change = on_change
         self._host = host
@@ -102,6 +109,8 @@ class NodeBuilds:
             raise EngineUnavailable(f"the order names build {build.name} without its facts")
         if why := why_unsuitable(facts, self._host()):
             raise EngineUnavailable(f"build {build.name} cannot run here: {why}")
+        if build.is_external:
+            return self._held_external(build)
         try:
             entry = entry_of(build.digest, self._folder)
         except ValueError as error:
@@ -123,6 +132,14 @@ class NodeBuilds:
             name = f"build {build.name}"
             threading.Thread(target=self._run, args=(fetch, entry, facts), name=name, daemon=True).start()
         return None
+
+    def _held_external(self, build: EngineBuild) -> HeldBuild:
+        """Nothing removes the files of the machine's image, so that its lock keeps nothing."""
+        try:
+            program = external_program(build, environments(self._folder.parent, self._root))
+        except BadBuild as error:
+            raise EngineUnavailable(f"build {build.name}: {error}") from None
+        return HeldBuild(program, os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC), read_environment_stack(program))
 
     def words(self, build: EngineBuild | None) -> str:
         """The progress of a build that is being fetched; an empty text for others."""

@@ -285,9 +285,9 @@ class LocalNode:
             if self._waits_for_turn:
                 return  # passes follow in any case
             context = self.place.launch_context(engine_of(given.plan, held))
-            launch = with_fingerprint(
-                engine_adapter(given.plan.engine).launch(given, context), given.plan, self._stack()
-            )
+            stack = {**self._stack(), **(held.stack if held is not None else {})}
+            adapter = engine_adapter(given.plan.engine)
+            launch = with_fingerprint(adapter.launch(given, context), given.plan, stack)
             if launch.compiles is not None:
                 key = self._compile_key(given, launch, context.engine_pythons.get(given.plan.engine))
                 if not self.caches.prepare(key, launch.compiles):

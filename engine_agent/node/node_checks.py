@@ -1,7 +1,7 @@
-"""Runs a node's deep checks: once per request of its order, and before it joins on a machine with accelerators. The
-checks run in a child at low priority with a time limit; its failure does not affect the agent. Results are reported
-until the next ones. A failed check is also a fault, on which the fleet's rules act. The last request and its results
-are on disk, so that a restarted agent does not repeat it."""
+"""Runs a node's deep checks: once per request of its order, and before it joins on a machine with accelerators, then
+after those of doctor. The checks run in a child at low priority with a time limit; its failure does not affect the
+agent. Results are reported until the next ones. A failed check is also a fault, on which the fleet's rules act. The
+last request and its results are on disk, so that a restarted agent does not repeat it."""
 
 import asyncio
 import json
@@ -88,6 +88,7 @@ class NodeChecks:
         argv += ["--light"] if is_serving else [word for each in self._pythons() for word in ("--python", str(each))]
         plan = b"" if is_serving else _links(request)
         argv += ["--links"] if plan else []
+        argv += ["--arriving"] if request.id == JOINING else []
         log.info(
             "deep checks %s begin%s", request.id, " without computing, because an engine runs" if is_serving else ""
         )

@@ -1,6 +1,9 @@
-"""Engine builds: what a packed build states about itself, and which hosts can run it. Pure. Agents use it before they
-fetch a build, the control plane before it stores one, and the packer writes it."""
+"""Engine builds: what a packed build states about itself, and which hosts can run it; and builds that a machine's image
+provides. Pure. Agents use it before they fetch a build, the control plane before it stores one, and the packer writes
+it."""
 
+import hashlib
+import json
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -8,6 +11,8 @@ from dataclasses import dataclass
 import msgspec
 from msgspec import Struct
 
+from engine_agent.protocol.manifest import DIGEST_PREFIX
+from engine_agent.protocol.neuron_targets import TARGETS, NeuronTarget
 from engine_agent.protocol.strict_json import strict_loads
 
 BUILD_FILE = "build.json"
@@ -56,12 +61,43 @@ class BuildFacts(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class EngineBuild(Struct, frozen=True):
-    """A build in an order. `uri`: its S3 prefix; empty: the control plane hands it out. `digest`: of its manifest."""
+    """A build in an order. `uri`: its S3 prefix, or that of an external build; empty: the control plane hands it out.
+    `digest`: of its manifest."""
 
     name: str
     digest: str = ""
     uri: str = ""
     facts: BuildFacts | None = None
+
+    @property
+    def is_external(self) -> bool:
+        """Whether a machine's image provides it."""
+        return self.uri.startswith(EXTERNAL)
+
+
+EXTERNAL = "external://"
+_EXTERNAL_NEURON = f"{EXTERNAL}neuron-"
+
+
+def external_target(uri: str) -> NeuronTarget:
+    """The build that `external://neuron-SDK` names. Raises BadBuild if there is no such release."""
+    for target in TARGETS:
+        if uri == f"{_EXTERNAL_NEURON}{target.sdk}":
+            return target
+    known = ", ".join(f"{_EXTERNAL_NEURON}{target.sdk}" for target in TARGETS)
+    raise BadBuild(f"{uri[:80]!r} is no external build; there are {known}")
+
+
+def external_facts(uri: str) -> tuple[str, BuildFacts]:
+    """Digest and facts of an external build. The digest is of the packages that it must have. Raises BadBuild if there
+    is no such build."""
+    target = external_target(uri)
+    identity = json.dumps([uri, dict(target.distributions)], sort_keys=True)
+    facts = BuildFacts(
+        serves="neuron", version=target.sdk, platform=f"neuron-{target.sdk}", program="bin/python", python="",
+        cpu_arch="x86_64", least_glibc="", unpacked_bytes=0, packed_bytes=0, parts=0,
+    )  # fmt: skip
+    return f"{DIGEST_PREFIX}{hashlib.sha256(identity.encode()).hexdigest()}", facts
 
 
 @dataclass(frozen=True, slots=True)

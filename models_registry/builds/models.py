@@ -5,7 +5,7 @@ from typing import Any
 from django.core.validators import RegexValidator
 from django.db import models
 
-from engine_agent.protocol.engine_builds import BuildFacts
+from engine_agent.protocol.engine_builds import EXTERNAL, BuildFacts
 from engine_agent.protocol.engine_builds import EngineBuild as OrderedBuild
 from models_registry.artifacts.planner import parse_place
 
@@ -28,7 +28,8 @@ class EngineBuild(models.Model):
     )
     uri = models.CharField(
         max_length=512,
-        help_text="`file:///folder` on the control plane's hosts, which hand it out to agents, or `s3://bucket/prefix`.",
+        help_text="`file:///folder` on the control plane's hosts, `s3://bucket/prefix`, or `external://neuron-2.29` "
+        "for the environment of that Neuron SDK in machines' images.",
     )
     digest = models.CharField(
         max_length=80, blank=True, help_text="`sha256:` and the digest of its manifest; if empty, it is read there."
@@ -57,11 +58,17 @@ class EngineBuild(models.Model):
         return self.name
 
     @property
+    def is_external(self) -> bool:
+        """Whether machines' images provide it."""
+        return self.uri.startswith(EXTERNAL)
+
+    @property
     def facts(self) -> BuildFacts:
         stated: dict[str, Any] = {name: getattr(self, name) for name in FACTS}
         return BuildFacts(**{**stated, "cpu_flags": tuple(self.cpu_flags)})
 
     def ordered(self) -> OrderedBuild:
         """The build as orders name it."""
-        uri = self.uri if parse_place(self.uri).scheme == "s3" else ""
+        travels = self.is_external or parse_place(self.uri).scheme == "s3"
+        uri = self.uri if travels else ""
         return OrderedBuild(self.name, self.digest, uri, self.facts)

@@ -8,9 +8,12 @@ from engine_agent.protocol.engine_builds import EngineBuild as OrderedBuild
 from engine_agent.protocol.manifest import DIGEST_PREFIX, MANIFEST_NAME, BadArtifact
 from models_registry.artifacts.planner import Place, check_source, parse_place
 from models_registry.builds.models import EngineBuild
+from models_registry.instance_types.planner import NEURON
+from models_registry.instance_types.selectors import instance_shapes
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.lifecycle import VersionState
-from models_registry.versions.planning.spec import VersionSpec, one_of
+from models_registry.versions.planning.nxdi_rules import NEURON_TARGET_OPTION, target_on
+from models_registry.versions.planning.spec import InvalidVersion, VersionSpec, one_of
 
 
 def builds_ordered() -> Mapping[str, OrderedBuild]:
@@ -37,8 +40,26 @@ def _wrong_on(spec: VersionSpec, known: Mapping[str, EngineBuild]) -> str:
     serves = f"{GENERIC_PREFIX}{command}" if spec.engine == "generic" else spec.engine
     if row.serves != serves:
         return f"engine_build is {row.name}, which has engine {row.serves}; the version needs one with {serves}"
+    if row.is_external and (other := _other_target(spec, row)):
+        return other
     if spec.roles:
         return f"engine_build is {row.name}; builds lack packages of prefill and decode cells; leave it empty"
+    return ""
+
+
+def _other_target(spec: VersionSpec, row: EngineBuild) -> str:
+    """Why a version is rendered for another release of Neuron's SDK than the build's; an empty text if it is not."""
+    for name, shape in instance_shapes(spec.parallelism).items():
+        if shape.vendor != NEURON:
+            continue
+        try:
+            target = target_on(spec, shape)
+        except InvalidVersion as error:
+            return str(error)
+        if target.sdk != row.version:
+            option = f"engine_options.{NEURON_TARGET_OPTION}"
+            text = f"engine_build is {row.name}, of SDK {row.version}; on {name} the version is for {target.name}"
+            return f"{text} of SDK {target.sdk}: name a build of it, or set {option}"
     return ""
 
 
@@ -63,6 +84,8 @@ def build_file(hex_digest: str, name: str, sources: Iterable[Place]) -> Path | N
     has no such file."""
     allowed = tuple(sources)
     for row in EngineBuild.objects.filter(digest=f"{DIGEST_PREFIX}{hex_digest}"):
+        if row.is_external:
+            continue
         place = parse_place(row.uri)
         if place.scheme != "file" or name not in {MANIFEST_NAME, BUILD_FILE, *part_names(row.facts)}:
             continue

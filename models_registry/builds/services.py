@@ -9,9 +9,11 @@ from django.db import IntegrityError, transaction
 
 from engine_agent.protocol.engine_builds import (
     BUILD_FILE,
+    EXTERNAL,
     MOST_FACTS_BYTES,
     BadBuild,
     BuildFacts,
+    external_facts,
     parse_facts,
     part_names,
 )
@@ -29,8 +31,18 @@ from models_registry.builds.selectors import build_uses
 
 
 def build_add(*, name: str, uri: str, actor: str, now: datetime, digest: str = "") -> EngineBuild:
-    """Add the build that was packed to a folder or bucket. An empty `digest` accepts what is there. Raises InvalidInput
-    if there is no valid build. Raises Conflict if the name is taken, or the source does not answer."""
+    """Add the build that was packed to a folder or bucket, or that machines' images provide. An empty `digest` accepts
+    what is there. Raises InvalidInput if there is no valid build. Raises Conflict if the name is taken, or the source
+    does not answer."""
+    if uri.startswith(EXTERNAL):
+        try:
+            of_image, facts = external_facts(uri)
+        except BadBuild as error:
+            raise InvalidInput(field="uri", rule="build", message=str(error)) from None
+        if digest not in ("", of_image):
+            message = f"it is {digest}; {uri} has {of_image}"
+            raise InvalidInput(field="digest", rule="build", message=message)
+        return _store(name, uri, of_image, facts, actor, now)
     sources = tuple(map(parse_place, settings.ARTIFACT_SOURCES))
     limits = ArtifactLimits(artifact_bytes=settings.ARTIFACT_MAX_GIB * 1024**3)
     try:
@@ -39,12 +51,14 @@ def build_add(*, name: str, uri: str, actor: str, now: datetime, digest: str = "
         raise InvalidInput(field="uri", rule="build", message=str(error)) from None
     except SourceTrouble as error:
         raise Conflict(f"{error}; try again") from None
+    return _store(name, uri, opened.manifest.digest, facts, actor, now)
+
+
+def _store(name: str, uri: str, digest: str, facts: BuildFacts, actor: str, now: datetime) -> EngineBuild:
     columns = {field: getattr(facts, field) for field in FACTS} | {"cpu_flags": list(facts.cpu_flags)}
     try:
         with transaction.atomic():
-            row = EngineBuild.objects.create(
-                name=name, uri=uri, digest=opened.manifest.digest, actor=actor, created_at=now, **columns
-            )
+            row = EngineBuild.objects.create(name=name, uri=uri, digest=digest, actor=actor, created_at=now, **columns)
             _record(row, "added", actor, now)
     except IntegrityError:
         raise Conflict(f"build {name} exists already; builds never change, so choose another name") from None

@@ -169,7 +169,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('name', models.CharField(help_text='Name that versions state, such as `vllm-0.32.0-cpu`.', max_length=64, unique=True, validators=[django.core.validators.RegexValidator('^[a-z0-9][a-z0-9._-]{0,63}$', 'lower-case letters, digits, `.`, `_` and `-`; 64 at most')])),
-                ('uri', models.CharField(help_text="`file:///folder` on the control plane's hosts, which hand it out to agents, or `s3://bucket/prefix`.", max_length=512)),
+                ('uri', models.CharField(help_text="`file:///folder` on the control plane's hosts, `s3://bucket/prefix`, or `external://neuron-2.29` for the environment of that Neuron SDK in machines' images.", max_length=512)),
                 ('digest', models.CharField(blank=True, help_text='`sha256:` and the digest of its manifest; if empty, it is read there.', max_length=80)),
                 ('serves', models.CharField(help_text='Engine that it provides: `vllm`, or `generic/NAME`.', max_length=64)),
                 ('version', models.CharField(help_text='Version of the engine.', max_length=64)),

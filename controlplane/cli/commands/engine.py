@@ -43,6 +43,7 @@ def list_(context: typer.Context) -> None:
     for row in run.connection.pages("engine-builds", {}):
         note = f"glibc {row['least_glibc']}, {row['packed_bytes'] / 1e6:.0f} MB"
         note += f", driver {row['least_driver']}" if row["least_driver"] else ""
+        note = note if row["parts"] else "of the machine's image"
         rows.append({**row, "kind": "build", "note": note})
     for name, recipe in tomllib.loads(RECIPES.read_text(encoding="utf-8")).items():
         needs = f"needs {recipe['needs']}" if "needs" in recipe else "can be packed here"
@@ -78,10 +79,14 @@ def add(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="Name that versions state as engine_build.")],
     place: Annotated[
-        str, typer.Argument(help="Folder on the control plane's hosts, or s3://bucket/prefix, in its artifact sources.")
+        str,
+        typer.Argument(
+            help="Folder on the control plane's hosts, or s3://bucket/prefix, in its artifact sources; or "
+            "external://neuron-2.29 for the environment of that Neuron SDK in machines' images."
+        ),
     ],
 ) -> None:
-    """Add a packed build to the fleet.
+    """Add a packed build, or one of machines' images, to the fleet.
 
     switchyard engine add vllm-0.32.0-cpu .cache/artifacts/builds/vllm-cpu"""
     run = session_of(context)

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from time import monotonic
 
@@ -224,6 +225,7 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument("--light", action="store_true", help="only memory and disk, because an engine runs here")
     parser.add_argument("--links", action="store_true", help="read a plan of links from standard input")
+    parser.add_argument("--arriving", action="store_true", help="first what doctor finds, because the node will join")
     options = parser.parse_args(argv)
     try:
         links = plan_from(sys.stdin.read()) if options.links else None
@@ -232,7 +234,13 @@ def main(argv: list[str]) -> int:
         return 2
     os.nice(NICE)
     plan = DeepPlan(options.state, tuple(options.python), options.seconds, links=links, computes=not options.light)
-    return printed(run_deep(plan))
+    return printed(chain(_arrival(options.state) if options.arriving else (), run_deep(plan)))
+
+
+def _arrival(state: Path) -> Iterator[Result]:
+    from engine_agent.node.checks.doctor import arrival  # which needs the agent's own packages
+
+    return arrival(state)
 
 
 if __name__ == "__main__":

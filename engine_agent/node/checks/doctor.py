@@ -12,6 +12,7 @@ from pathlib import Path
 
 from engine_agent.engines.neuron.serve import NoTarget, installed_target
 from engine_agent.engines.registry import engine_pythons
+from engine_agent.node.checks.external_builds import neuron_environment
 from engine_agent.node.checks.node_facts import NodeFacts, read_node
 from engine_agent.node.checks.result import Result
 from engine_agent.node.telemetry.fingerprint import AGENT_ROOT
@@ -69,6 +70,36 @@ def diagnose(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
     yield from _host(facts)
 
 
+BLOCKING = frozenset({"python", *(f"{maker} {what}" for maker in DRIVERS for what in ("driver", "devices"))})
+"""Checks that every engine needs. A machine that fails one must not become a spare."""
+
+
+def arrival(state: Path) -> Iterator[Result]:
+    """Checks of a machine before its node joins. Only those of `BLOCKING` fail: an engine may arrive as a build, and
+    the rest depends on the cell."""
+    cache = _cache()
+    facts = read_node(root=Path("/"), pythons=_pythons(cache), folders=(cache, state), host="127.0.0.1", port_base=None)
+    return arrival_of(facts)
+
+
+def arrival_of(facts: NodeFacts) -> Iterator[Result]:
+    for result in diagnose(facts, Expected(engine_for(facts))):
+        if result.ok is False and result.check not in BLOCKING:
+            yield Result(result.check, None, f"{result.found}; wanted: {result.wanted}")
+        else:
+            yield result
+
+
+def _pythons(cache: Path, target: str = "") -> dict[str, Path]:
+    """Those of the cache, and for Neuron that of the machine's image."""
+    neuron = neuron_environment(cache, target)
+    return {**engine_pythons(cache), **({NEURON: neuron} if neuron is not None else {})}
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("SWITCHYARD_CACHE") or AGENT_ROOT / ".cache").absolute()
+
+
 def _python(facts: NodeFacts) -> Result:
     version = tuple(int(part) for part in facts.python.split(".")[:2])
     return _required("python", version >= PYTHON_LEAST, f"the agent's Python is {facts.python}", "Python 3.11 or newer")
@@ -124,8 +155,9 @@ def _neuron_packages(facts: NodeFacts, expected: Expected) -> Result:
     installed = facts.distributions.get(NEURON)
     wanted = TARGET_BY_NAME.get(expected.target)
     if installed is None:
-        would = str(wanted) if wanted else "create a virtual environment of one of the targets, or a link to one, there"
-        return Result("neuron packages", False, "the cache has no environment at engines/neuron", would)
+        would = str(wanted) if wanted else "an environment of one of the targets at one of these places"
+        found = "there is no environment at engines/neuron of the cache, nor at /opt/aws_neuronx_venv_*"
+        return Result("neuron packages", False, found, would)
     try:
         target = installed_target(installed.get)
     except NoTarget as error:
@@ -258,10 +290,10 @@ MARKS = {True: "ok", False: "WRONG", None: "-"}
 
 def main(argv: list[str]) -> int:
     options = _arguments(argv)
-    cache = (options.cache or Path(os.environ.get("SWITCHYARD_CACHE") or AGENT_ROOT / ".cache")).absolute()
+    cache = options.cache.absolute() if options.cache else _cache()
     facts = read_node(
         root=options.root,
-        pythons=engine_pythons(cache),
+        pythons=_pythons(cache, options.target),
         folders=(cache, *([options.state] if options.state else [])),
         host=options.host,
         port_base=options.port_base,

@@ -100,6 +100,7 @@ def test_links_are_checked_with_the_peers_unless_the_node_serves(
     node = Node(tmp_path, monkeypatch, f"cat > {tmp_path}/plan")
     node.request(CheckRequest("r1", 1, PEERS, "hush"))
     assert "--links" in node.argv[0]
+    assert "--arriving" not in node.argv[0]
     plan = json.loads((tmp_path / "plan").read_text())
     assert plan["members"][1] == {"rank": 1, "address": "10.0.0.2", "port": 9000 + LINK_PORT}
     assert "hush" not in " ".join(node.argv[0])
@@ -131,3 +132,4 @@ def test_a_machine_with_accelerators_is_checked_before_it_joins_once_in_a_boot(
     for _ in range(2):
         asyncio.run(node.checks.run_before_joining(accelerators, variable))
     assert len(node.argv) == made
+    assert all("--arriving" in argv for argv in node.argv), "doctor was not asked"

@@ -18,7 +18,9 @@ from fleet.nodes.selectors import desired_for
 from kernel import clock
 from kernel.access import Role
 from kernel.models import Event
+from lab.versions import P5, TRN1, spec
 from models_registry.builds.models import EngineBuild
+from models_registry.builds.selectors import build_file, wrong_build
 from models_registry.versions.models import EngineAllowance, ModelVersion
 from tests.controlplane.access.callers import calls, make_user
 from tests.controlplane.api.client import rules
@@ -132,6 +134,22 @@ def test_a_version_names_a_build_of_its_engine(ada: APIClient, folder: Path) -> 
     ModelVersion.objects.filter(version__in=("2", "3")).update(state="retired")
     assert ada.delete(f"{V1}/engine-builds/llama-1").status_code == 200
     assert not EngineBuild.objects.exists()
+
+
+def test_a_build_of_machines_images_fits_versions_of_its_release(ada: APIClient, folder: Path) -> None:
+    for sdk in ("2.28", "2.29"):
+        made = post(ada, "engine-builds", {"name": f"neuron-{sdk}", "uri": f"external://neuron-{sdk}"})
+        assert made.status_code == 200, made.json()
+    row = EngineBuild.objects.get(name="neuron-2.28")
+    assert (row.serves, row.version, row.parts, row.digest == row.ordered().digest) == ("neuron", "2.28", 0, True)
+    assert row.ordered().is_external
+    assert build_file(row.digest.partition(":")[2], "manifest.json", ()) is None
+    wrong = post(ada, "engine-builds", {"name": "x", "uri": "external://neuron-2.28", "digest": "sha256:" + "0" * 64})
+    assert rules(wrong) == {"digest": "build"}
+    assert wrong_build(spec("neuron", TRN1, engine_build="neuron-2.28")) == ""
+    other = wrong_build(spec("neuron", TRN1, engine_build="neuron-2.29"))
+    assert "neuron-2.29, of SDK 2.29; on trn1.32xlarge the version is for nxdi-2.28 of SDK 2.28" in other
+    assert "the version needs one with vllm" in wrong_build(spec("vllm", P5, engine_build="neuron-2.29"))
 
 
 def test_an_order_carries_the_build_and_a_deleted_one_only_its_name(ada: APIClient, folder: Path) -> None:

@@ -42,6 +42,17 @@ def test_an_admin_adds_a_build_sees_what_it_needs_and_deletes_it(folder: Path) -
     assert ada.get("/builds/llama-1/").status_code == 404
 
 
+def test_a_build_of_machines_images_shows_its_release_and_no_size(folder: Path) -> None:
+    ada = browser(Role.ADMIN)
+    assert ada.post("/builds/new/", {"name": "neuron-2.29", "uri": "external://neuron-2.29"}).status_code == 302
+    page = ada.get("/builds/neuron-2.29/").content.decode()
+    assert "neuron 2.29" in page
+    assert "<dt>Size</dt>" not in page
+    assert "x86_64, Neuron's image" in ada.get("/models/").content.decode()
+    unknown = ada.post("/builds/new/", {"name": "neuron-1", "uri": "external://neuron-1.0"})
+    assert "there are external://neuron-2.28, external://neuron-2.29" in unknown.content.decode()
+
+
 def test_a_wrong_place_says_why(folder: Path) -> None:
     answer = browser(Role.ADMIN).post("/builds/new/", {"name": "llama-1", "uri": f"{folder.as_uri()}-gone"})
     assert answer.status_code == 409

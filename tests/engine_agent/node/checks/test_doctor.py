@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.node.checks.doctor import GIB, Expected, diagnose, engine_for
+from engine_agent.node.checks.doctor import GIB, Expected, arrival_of, diagnose, engine_for
 from engine_agent.node.checks.node_facts import NodeFacts, distributions_of, read_node, taken_ports
 from engine_agent.node.checks.result import Result
 
@@ -122,6 +122,35 @@ def test_a_machine_without_devices_is_for_vllm_where_that_is_installed_or_for_th
     assert wrong(plain, Expected("triton"))["triton packages"].wanted.endswith("triton.environment install --cache DIR")
     assert wrong(plain, Expected("sim")) == {}
     assert wrong(plain, Expected("neuron"))["neuron devices"].found.startswith("no device of neuron found")
+
+
+@pytest.mark.parametrize(
+    ("changes", "failed"),
+    [
+        ({}, []),
+        ({"distributions": {}, "shm_bytes": 64 << 20, "tools_missing": ["neuron-ls"]}, []),
+        ({"stack": {}}, ["neuron driver"]),
+        ({"devices": {"neuron": 15, "nvidia": 0}}, ["neuron devices"]),
+        ({"python": "3.10.2"}, ["python"]),
+    ],
+)  # fmt: skip
+def test_a_machine_that_no_engine_can_use_fails_before_it_joins_and_one_that_lacks_an_engine_does_not(
+    changes: dict[str, object], failed: list[str]
+) -> None:
+    results = list(arrival_of(replace(TRN1, **changes)))  # type: ignore[arg-type]
+    assert [result.check for result in results if result.ok is False] == failed
+    undecided = [result.found for result in results if result.ok is None]
+    assert ("distributions" not in changes) or any(
+        "wanted: an environment of one of the targets" in text for text in undecided
+    )
+
+
+def test_the_checks_before_joining_begin_with_what_doctor_finds(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "engine_agent", "deep-checks", "--arriving", "--light", "--seconds", "0.01"]
+    done = subprocess.run([*command, "--state", str(tmp_path)], capture_output=True, text=True, check=False)
+    checks = [json.loads(line)["check"] for line in done.stdout.splitlines()]
+    assert checks[0] == "python", done.stderr
+    assert checks[-2:] == ["memory", "disk"]
 
 
 def test_facts_are_read_from_files(tmp_path: Path) -> None:
