@@ -128,7 +128,7 @@ def a_client_that_leaves_ends_its_request_and_its_tokens_are_known(cell: Cell) -
     after, grown = counted(cell), counters(cell)
     for name in ("prompt_tokens_total", "completion_tokens_total"):
         assert after[name] - before[name] == grown[name] - engine[name] > 0, name
-    assert after["completion_tokens_total"] - before["completion_tokens_total"] < ENDLESS["max_tokens"]
+    assert after["completion_tokens_total"] - before["completion_tokens_total"] < 1900
 
 
 def what_it_lacks_has_the_error_of_its_api(cell: Cell) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from engine_agent.engines.llama_cpp.serve import EXIT_BAD_ARTIFACT
 from engine_agent.engines.triton.repository import config, write_repository
-from engine_agent.engines.triton.serve import EXIT_BAD_ARTIFACT, main, parse, server_command, server_environment
+from engine_agent.engines.triton.serve import main, parse, server_command, server_environment
 from tests.models_registry.rows import artifact
 
 OWN = ["--node-id", "n-1", "--model-dir", "/w", "--digest", "", "--served-model", "tiny", "--folder", "/f"]
