@@ -2,7 +2,7 @@
 package. Its tensors are those of NVIDIA's LLM backends where these have them (`text_input`, `text_output`)."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +28,11 @@ OUTPUTS: Mapping[str, str] = {
 """Of each answer: the text since the last one, and the counts so far. The last answer has a reason."""
 CODE = """import sys
 
-sys.path[:0] = {paths!r}
+sys.path.insert(0, {code!r})
 
 from engine_agent.engines.triton.model import TritonPythonModel
 """
-"""The backend's Python ignores PYTHONPATH, and knows nothing of a virtual environment."""
+"""The backend's Python ignores PYTHONPATH."""
 
 
 def config(parameters: Mapping[str, str]) -> str:
@@ -63,14 +63,14 @@ def _quoted(text: str) -> str:
     return json.dumps(text)
 
 
-def write_repository(folder: Path, settings: Mapping[str, Any], context_length: int, paths: Sequence[str]) -> None:
+def write_repository(folder: Path, settings: Mapping[str, Any], context_length: int, code: Path) -> None:
     """Writes the repository anew.
 
     Args:
         folder: gets the model and, once it has loaded, the id of its process.
         settings: llama.cpp's parameters by their dotted name.
         context_length: tokens that each request may have.
-        paths: where the model's Python finds this package and the engine's."""
+        code: the folder of the package `engine_agent`."""
     version = folder / MODEL / VERSION
     version.mkdir(parents=True, exist_ok=True)
     for left in (PID_FILE, SOCKET):
@@ -81,4 +81,4 @@ def write_repository(folder: Path, settings: Mapping[str, Any], context_length: 
         "folder": str(folder),
     }
     (folder / MODEL / "config.pbtxt").write_text(config(parameters))
-    (version / "model.py").write_text(CODE.format(paths=list(paths)))
+    (version / "model.py").write_text(CODE.format(code=str(code)))

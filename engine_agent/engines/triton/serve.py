@@ -105,8 +105,7 @@ def main(argv: Sequence[str]) -> int:
         return _failed(EXIT_NOT_INSTALLED, f"{sys.executable} has no {what}")
     settings = server_settings(options, model, len(os.sched_getaffinity(0)))
     kept = {name: value for name, value in settings.items() if name not in _LEFT_OUT}
-    paths = (str(Path(__file__).parents[3]), sysconfig.get_path("purelib"))
-    write_repository(options.folder, kept, options.context_length, paths)
+    write_repository(options.folder, kept, options.context_length, Path(__file__).parents[3])
     prefix = f"switchyard-{options.server_port}-"
     _remove_shared_memory(prefix)
     try:
@@ -132,11 +131,12 @@ def python_library() -> Path | None:
 
 
 def server_environment(library: Path, own: Mapping[str, str], given: Mapping[str, str]) -> dict[str, str]:
-    """Variables of Triton and its backend, whose Python is that of this process."""
+    """Variables of Triton and its backend. The backend's Python reads no variables of Python's: it takes the prefix of
+    the first `python3` in PATH, which must be that of this process."""
     return {
         **own,
         "LD_LIBRARY_PATH": ":".join(filter(None, (str(library), given.get("LD_LIBRARY_PATH", "")))),
-        "PYTHONHOME": sys.base_prefix,
+        "PATH": ":".join(filter(None, (str(Path(sys.executable).parent), given.get("PATH", "")))),
         "PYTHONDONTWRITEBYTECODE": "1",
     }
 

@@ -60,6 +60,7 @@ def test_it_serves_what_it_should_until_its_model_dies(cell: Cell, subtests: pyt
         a_client_that_leaves_ends_its_request_and_its_tokens_are_known,
         what_it_lacks_has_the_error_of_its_api,
         its_own_api_is_closed,
+        its_model_runs_in_the_environments_python,
         a_cell_that_drains_ends_what_it_has,
         a_dead_model_is_seen,
     ):
@@ -148,6 +149,13 @@ def its_own_api_is_closed(cell: Cell) -> None:
     for path in ("logging", "trace/setting", "systemsharedmemory/status", "models/llm/config"):
         assert CLIENT.get(f"{url}/{path}").status_code == 403, path
     assert CLIENT.post(f"{url}/repository/models/llm/unload", json={}).status_code == 403
+
+
+def its_model_runs_in_the_environments_python(cell: Cell) -> None:
+    """The backend would take the host's, and packages that happen to be there."""
+    packages = {found.path for found in model_process(cell).memory_maps() if "/site-packages/" in found.path}
+    assert packages
+    assert [path for path in packages if not path.startswith(f"{CACHE}/engines/triton/")] == []
 
 
 def a_cell_that_drains_ends_what_it_has(cell: Cell) -> None:

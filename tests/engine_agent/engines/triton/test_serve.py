@@ -34,8 +34,9 @@ def test_triton_listens_on_loopback_alone_and_nobody_may_change_it() -> None:
 
 
 def test_the_backend_gets_this_python() -> None:
-    found = server_environment(Path("/python/lib"), {}, {"LD_LIBRARY_PATH": "/given"})
-    assert (found["PYTHONHOME"], found["LD_LIBRARY_PATH"]) == (sys.base_prefix, "/python/lib:/given")
+    found = server_environment(Path("/python/lib"), {}, {"LD_LIBRARY_PATH": "/given", "PATH": "/bin"})
+    assert found["LD_LIBRARY_PATH"] == "/python/lib:/given"
+    assert found["PATH"] == f"{Path(sys.executable).parent}:/bin"
 
 
 def test_a_configuration_keeps_every_character_of_a_parameter() -> None:
@@ -51,9 +52,9 @@ def test_a_repository_is_written_anew(tmp_path: Path) -> None:
     for name in ("model.pid", "llama.sock"):
         (tmp_path / name).write_text("1")
     for threads in (1, 2):
-        write_repository(tmp_path, {"cpuparams.n_threads": threads}, 512, ["/code", "/packages"])
+        write_repository(tmp_path, {"cpuparams.n_threads": threads}, 512, Path("/code"))
     assert '\\"cpuparams.n_threads\\": 2' in (tmp_path / "llm" / "config.pbtxt").read_text()
-    assert "sys.path[:0] = ['/code', '/packages']" in (tmp_path / "llm" / "1" / "model.py").read_text()
+    assert "sys.path.insert(0, '/code')" in (tmp_path / "llm" / "1" / "model.py").read_text()
     assert [path.name for path in tmp_path.iterdir()] == ["llm"]
 
 
