@@ -225,7 +225,7 @@ def _download_packages(folder: Path, *, minor: str, processor: str) -> None:
     wanted.write_text("\n".join(blocks[name] for name in _wanted_packages()) + "\n")
     command = (
         *("uv", "pip", "install", "--quiet", "--no-deps", "--require-hashes", "--only-binary", ":all:"),
-        *("--target", str(folder / "site"), "--python-platform", f"{processor}-manylinux_2_28"),
+        *("--target", str(folder / "site"), "--python-platform", f"{processor}-manylinux_2_31"),
         *("--python-version", f"3.{minor}", "-r", str(wanted)),
     )
     try:
