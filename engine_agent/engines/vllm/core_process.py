@@ -7,10 +7,13 @@ will never finish. It leaves vLLM unchanged on devices that must not be forked. 
 
 import ctypes
 import os
+import runpy
 import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkContext, ForkProcess
 from threading import Thread
@@ -71,7 +74,6 @@ def one_process_server(shutdown_hook: Callable[[], None]) -> Callable[[], None]:
     import vllm.model_executor.models.registry as model_registry
     import vllm.v1.engine.utils as engine_processes
     from vllm.engine.arg_utils import EngineArgs
-    from vllm.entrypoints.launchers.api_server.entry import main as serve_api
     from vllm.platforms import current_platform
 
     _let_named_executors_have_stages(EngineArgs)
@@ -84,8 +86,25 @@ def one_process_server(shutdown_hook: Callable[[], None]) -> Callable[[], None]:
         model_registry._run_in_subprocess = _call
         # Otherwise the port closes before clients can read the reason; `CoreProcess` stops the server.
         os.environ.setdefault("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "1")
-    server: Callable[[], None] = serve_api
+    return api_server()
+
+
+OLDER_SERVER = "vllm.entrypoints.openai.api_server"
+"""A program, seen in 0.13 to 0.25. 0.32 has a function elsewhere."""
+
+
+def api_server() -> Callable[[], None]:
+    """Returns the API server of the installed vLLM."""
+    if find_spec("vllm.entrypoints.launchers") is None:
+        return partial(_run_program, OLDER_SERVER)
+    from vllm.entrypoints.launchers.api_server.entry import main
+
+    server: Callable[[], None] = main
     return server
+
+
+def _run_program(module: str) -> None:
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
 def _let_named_executors_have_stages(arguments: type[Any]) -> None:

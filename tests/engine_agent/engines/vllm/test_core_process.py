@@ -90,3 +90,30 @@ def test_a_server_ends_after_its_killed_core_and_says_why(server: Server, shutdo
     assert server.returncode == EXIT_CORE_ENDED
     assert errors == "EngineCore exited 2 s ago: the server exits\n"
     assert shutdown_hook.exists()
+
+
+@pytest.mark.parametrize(
+    ("module", "source"),
+    [
+        ("openai/api_server.py", "import sys\nif __name__ == '__main__':\n    print('program', *sys.argv[1:])\n"),
+        ("launchers/api_server/entry.py", "import sys\ndef main():\n    print('function', *sys.argv[1:])\n"),
+    ],
+)
+def test_the_api_server_is_started_where_its_version_has_it(tmp_path: Path, module: str, source: str) -> None:
+    """Up to 0.25 it is a program, in 0.32 a function."""
+    file = tmp_path / "vllm" / "entrypoints" / module
+    file.parent.mkdir(parents=True)
+    file.write_text(source)
+    code = (
+        "import sys; from engine_agent.engines.vllm.core_process import api_server; sys.argv = ['vllm', '--port', '1']"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}; api_server()()"],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=True,
+    )
+    assert done.stdout == f"{'program' if 'openai' in module else 'function'} --port 1\n"
