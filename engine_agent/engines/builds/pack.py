@@ -62,7 +62,8 @@ class CannotPack(Exception):
 @dataclass(frozen=True, slots=True)
 class PackSource:
     """What is packed. `environment`: an installed virtual environment of this process's Python, whose packages are
-    taken. `files`: further files by their path in the build; a script among them may be the program."""
+    taken. `files`: further files by their path in the build; a script among them may be the program. `host_python`: the
+    version of a host's Python that the program starts; empty: the build brings its own."""
 
     serves: str
     version: str
@@ -72,6 +73,7 @@ class PackSource:
     files: Mapping[str, Path] | None = None
     cpu_flags: tuple[str, ...] = ()
     least_driver: str = ""
+    host_python: str = ""
 
 
 def pack_build(source: PackSource, to: Path, say: Say, *, compiled: bool = True, part_bytes: int = PART_BYTES) -> str:
@@ -81,16 +83,20 @@ def pack_build(source: PackSource, to: Path, say: Say, *, compiled: bool = True,
     manifest."""
     to.mkdir(parents=True)
     tree = to / "tree"
-    say("copying the interpreter and the packages …")
-    _copy_interpreter(tree)
+    say("copying the packages …" if source.host_python else "copying the interpreter and the packages …")
+    if not source.host_python:
+        _copy_interpreter(tree)
     if source.environment is not None:
         _copy_packages(source.environment, tree)
     for path, file in (source.files or {}).items():
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(file, tree / path)
-    say("making its libraries relocatable …")
-    files = _relocate(tree)
-    if compiled:
+    if source.host_python:
+        files = _elf_files(tree)
+    else:
+        say("making its libraries relocatable …")
+        files = _relocate(tree)
+    if compiled and not source.host_python:
         say("compiling bytecode …")
         _compile(tree)
     say("packing …")
@@ -100,7 +106,7 @@ def pack_build(source: PackSource, to: Path, say: Say, *, compiled: bool = True,
         version=source.version,
         platform=source.platform,
         program=source.program,
-        python=".".join(map(str, sys.version_info[:3])),
+        python=source.host_python or ".".join(map(str, sys.version_info[:3])),
         cpu_arch=os.uname().machine,
         least_glibc=least_glibc(files),
         unpacked_bytes=sum(

@@ -1,0 +1,1 @@
+"""Proof on a GPU: the agent's path without a control plane."""
