@@ -100,6 +100,8 @@ def fleet(tmp_path_factory: pytest.TempPathFactory, host: Host) -> Iterator[Runn
     try:
         running.begin()
         running.post("regions", {"name": REGION, "provider": "machines"})
+        for without_machines in ("us-east-1", "us-west-2"):  # missing cells there keep the last cell here from draining
+            running.scale("sim-70b", without_machines, 0)
         yield running
     finally:
         running.down()
@@ -177,9 +179,8 @@ def test_a_host_joins_comes_back_after_a_reboot_and_leaves(fleet: RunningFleet, 
     done = host.run(used)
     assert done.returncode == 0, done
     assert f"in {REGION}" in done.stdout
-    eventually(lambda: len(spares(fleet)) == 1, LIMIT_S)
+    [node] = eventually(lambda: spares(fleet), LIMIT_S)
     print(f"from the line to a spare: {time.monotonic() - began:.1f} s")  # noqa: T201 - a figure, not a check
-    [node] = spares(fleet)
     [machine] = fleet.api("machines", region=REGION)["results"]
     assert (machine["state"], machine["node"], machine["provider"]) == ("taken", node["id"], "machines")
 
