@@ -121,6 +121,13 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
         "vllm": (VLLM, "test_the_index_is_what_the_engine_has_cached_and_tenants_find_their_own_prompts_only"),
         "sim": (SIM_PROXY, "test_the_proxy_lists_the_beginnings_of_what_the_engine_has_computed"),
     },
+    "compile caches shared between nodes": {
+        "vllm": (
+            f"{AGENT}/engines/vllm/test_compile_cache.py",
+            "test_a_second_node_starts_with_what_the_first_one_compiled",
+        ),
+        "neuron": (f"{AGENT}/engines/neuron/test_adapter.py", "test_neuron_gets_the_folders_of_its_compilers"),
+    },
     "idle sleep": {"llama-cpp": (LLAMA_CPP, "test_an_idle_engine_sleeps_and_wakes_for_a_request")},
     "a dead engine leaves the cell unhealthy": {
         "vllm": (VLLM, "when_its_core_is_killed_the_engine_is_unhealthy_and_ends"),

@@ -21,7 +21,6 @@ from engine_agent.engines.compile_cache import (
     unpack,
     with_compile_cache,
 )
-from engine_agent.engines.neuron.adapter import NeuronAdapter
 from engine_agent.engines.vllm.adapter import VllmAdapter
 from engine_agent.node.launch import with_fingerprint
 from engine_agent.protocol.engine_builds import EngineBuild, HostFacts
@@ -29,7 +28,6 @@ from engine_agent.protocol.fingerprint import fingerprint_from
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan
 from engine_agent.protocol.states import CellRole
 from tests.engine_agent.engines.contexts import context, peer
-from tests.engine_agent.engines.neuron.orders import TWO_NODES, node
 from tests.engine_agent.orders import assignment
 
 WEIGHTS = Artifact("file:///models/small", "sha256:12")
@@ -93,17 +91,6 @@ def test_an_engine_compiles_into_the_cache_unless_its_plan_names_another_place()
 @pytest.mark.parametrize("changes", [{"args": ("--enforce-eager",)}, {"env": {"TORCH_COMPILE_DISABLE": "1"}}])
 def test_an_engine_that_compiles_nothing_has_no_cache(changes: dict[str, Any]) -> None:
     assert VllmAdapter().launch(planned(**changes), context(vllm="/engines/bin/python")).compiles is None
-
-
-def test_neuron_gets_the_folders_of_its_compilers() -> None:
-    launch = NeuronAdapter().launch(TWO_NODES[1], node(1))
-    cached = with_compile_cache(launch, TWO_NODES[1].plan.env, Path("/c"))
-    assert cached.env["NEURON_COMPILED_ARTIFACTS"] == "/c/artifacts"
-    assert cached.env["NEURON_COMPILE_CACHE_URL"] == "/c/compiler"
-    assert cached.env["VLLM_CACHE_ROOT"] == "/c/vllm"
-    assert launch.compiles is not None
-    assert launch.compiles.is_one_engines
-    assert launch.env["NEURON_COMPILED_ARTIFACTS"].startswith(str(node(1).home))  # without a cache
 
 
 @pytest.fixture

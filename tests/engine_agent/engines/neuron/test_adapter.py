@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from engine_agent.engines.base import EngineContext, EngineUnavailable
+from engine_agent.engines.compile_cache import with_compile_cache
 from engine_agent.engines.neuron.adapter import NeuronAdapter, installed_python
 from engine_agent.engines.vllm.options import parse
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan
@@ -125,3 +126,14 @@ def test_the_plans_environment_replaces_caches_and_network_but_no_secret() -> No
     order = msgspec.structs.replace(TWO_NODES[0], plan=msgspec.structs.replace(plan, args=TWO_NODES[0].plan.args))
     env = launched(order)["env"]
     assert (env["FI_PROVIDER"], env["SWITCHYARD_NODE_ID"]) == ("tcp", "n-00000000")
+
+
+def test_neuron_gets_the_folders_of_its_compilers() -> None:
+    launch = NeuronAdapter().launch(TWO_NODES[1], node(1))
+    cached = with_compile_cache(launch, TWO_NODES[1].plan.env, Path("/c"))
+    assert cached.env["NEURON_COMPILED_ARTIFACTS"] == "/c/artifacts"
+    assert cached.env["NEURON_COMPILE_CACHE_URL"] == "/c/compiler"
+    assert cached.env["VLLM_CACHE_ROOT"] == "/c/vllm"
+    assert launch.compiles is not None
+    assert launch.compiles.is_one_engines
+    assert launch.env["NEURON_COMPILED_ARTIFACTS"].startswith(str(node(1).home))  # without a cache

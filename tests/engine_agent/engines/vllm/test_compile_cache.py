@@ -6,10 +6,11 @@ import logging
 import shutil
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
+import psutil
 import pytest
 import pytest_asyncio
 
@@ -50,16 +51,26 @@ async def test_a_second_node_starts_with_what_the_first_one_compiled(
     warm = await _run(plane, tmp_path / "two", plan, "fetched from the fleet")
     assert plane.caches is not None
     [(_, unpacked, content)] = plane.caches.values()
-    log.info("cold %.1f s, warm %.1f s, %d bytes packed, %d unpacked", cold[0], warm[0], len(content), unpacked)
-    assert warm[1] == cold[1]
-    assert not warm[2], "the second engine compiled"
+    for name, start in (("cold", cold), ("warm", warm)):
+        log.info("%s: ready after %.1f s and %.1f CPU s of the engine", name, start.ready_s, start.cpu_s)
+    log.info("%d bytes packed, %d unpacked", len(content), unpacked)
+    assert warm.texts == cold.texts
+    assert cold.compiled, "the first engine did not compile"
+    assert not warm.compiled, "the second engine compiled"
 
 
-async def _run(
-    plane: FakeControlPlane, folder: Path, plan: EnginePlan, state: str
-) -> tuple[float, list[Any], list[str]]:
-    """Serves on a new node until its compile cache is in this state. Returns the seconds until it was ready, texts, and
-    the lines of its log that a compilation leaves."""
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A start of an engine. `compiled`: the lines of its log that a compilation leaves."""
+
+    ready_s: float
+    cpu_s: float
+    texts: list[str]
+    compiled: list[str]
+
+
+async def _run(plane: FakeControlPlane, folder: Path, plan: EnginePlan, state: str) -> Start:
+    """Serves on a new node until its compile cache is in this state."""
     node = Node(plane, folder, free_ports(PORTS_PER_NODE))
     try:
         node.start_agent()
@@ -67,7 +78,7 @@ async def _run(
         began = time.monotonic()
         await plane.order(order(1, assignment(plan=plan), node=node.id))
         await node.says("ready", 1, START_LIMIT_S)
-        ready_s = time.monotonic() - began
+        ready_s, cpu_s = time.monotonic() - began, _cpu_s(node.observed.engine_pid)
 
         def says_so() -> bool:
             return [each.state for each in node.reports[-1].telemetry.compile_caches] == [state]
@@ -81,6 +92,12 @@ async def _run(
             for line in (node.home / "engine.log").read_text().splitlines()
             if "saved AOT compiled function" in line
         ]
-        return ready_s, [answer["choices"][0]["text"] for answer in answers], compiled
+        return Start(ready_s, cpu_s, [answer["choices"][0]["text"] for answer in answers], compiled)
     finally:
         assert await asyncio.to_thread(node.stop) == 0
+
+
+def _cpu_s(pid: int | None) -> float:
+    """Of a process and its children, also of those that ended."""
+    engine = psutil.Process(pid)
+    return sum(sum(each.cpu_times()[:4]) for each in (engine, *engine.children(recursive=True)))
