@@ -67,7 +67,8 @@ class HeldCache:
 
 @dataclass(slots=True)
 class _Start:
-    """The cache of the latest start. `words`: what became of it, for reports. `is_used`: its engine was started."""
+    """The cache of the latest start. `words`: what became of it, for reports. `is_used`: its engine was started.
+    `was_empty`: its engine compiled into an empty folder."""
 
     key: str
     entry: Entry
@@ -77,7 +78,7 @@ class _Start:
     bytes: int = 0
     is_prepared: bool = False
     is_used: bool = False
-    was_fetched: bool = False
+    was_empty: bool = False
 
 
 class NodeCaches:
@@ -128,9 +129,10 @@ class NodeCaches:
                 _unproven(self._start.entry).unlink(missing_ok=True)
 
     def offer(self) -> None:
-        """Call when the engine of the latest start became ready, before requests reach it."""
+        """Call when the engine of the latest start became ready, before requests reach it. Only a folder that was empty
+        before this start is uploaded: requests to an earlier engine may have changed others."""
         start = self._start
-        if start is not None and start.is_used and not start.was_fetched and not self._closed.is_set():
+        if start is not None and start.is_used and start.was_empty and not self._closed.is_set():
             self._run(start, self._offer)
 
     def words(self) -> str:
@@ -176,6 +178,7 @@ class NodeCaches:
             else:
                 self._fetch(start)
         finally:
+            start.was_empty = not entry.folder.is_dir()
             entry.folder.mkdir(mode=0o700, exist_ok=True)
             _unproven(entry).unlink(missing_ok=True)
             os.close(lock)
@@ -191,12 +194,12 @@ class NodeCaches:
             for server in self._enrolment.servers.all:
                 try:
                     if self._fetch_from(server, start, until_s):
-                        start.was_fetched, start.words = True, "fetched from the fleet"
+                        start.words = "fetched from the fleet"
                         return
                     start.words = "compiles: the fleet has no cache for it yet"
                 except (OSError, HTTPException, ValueError, BadCache) as error:
                     troubles.append(f"{server}: {error}")
-            if troubles and not start.was_fetched:
+            if troubles:
                 start.words = f"compiles: {'; '.join(troubles)[:300]}"
         finally:
             shutil.rmtree(entry.partial, ignore_errors=True)
@@ -231,9 +234,8 @@ class NodeCaches:
     # --- after a start ------------------------------------------------------------------------------------------------
 
     def _offer(self, start: _Start) -> None:
-        """Uploads the cache unless the fleet has one. Raises BadCache or OSError if it cannot be packed."""
-        if not any(self._is_wanted(server, start) for server in self._enrolment.servers.all):
-            return
+        """Packs the cache immediately, and uploads it unless the fleet has one. Raises BadCache or OSError if it cannot
+        be packed."""
         archive = start.entry.cache / f"{start.entry.hex_digest}.offer"
         try:
             free = shutil.disk_usage(start.entry.cache).free - FREE_RESERVE_BYTES
@@ -249,25 +251,12 @@ class NodeCaches:
         finally:
             archive.unlink(missing_ok=True)
 
-    def _is_wanted(self, server: str, start: _Start) -> bool:
-        try:
-            status, _ = self._put(server, start.key, None, 0, b"")
-        except (OSError, HTTPException, ValueError) as error:
-            start.words = f"not uploaded: {server}: {error}"
-            return False
-        if status == HTTPStatus.CONFLICT:
-            start.words = "the fleet has one already"
-        return status in (HTTPStatus.OK, HTTPStatus.TOO_EARLY)
-
     def _upload(self, archive: Path, packed: PackedCache, start: _Start) -> bool:
         """Sends all parts to one server. Returns whether that is settled, successfully or not."""
         for server in self._enrolment.servers.all:
-            at = 0
             try:
+                at, part = 0, b""  # it asks first
                 while at < packed.packed_bytes:
-                    with archive.open("rb") as file:
-                        file.seek(at)
-                        part = file.read(PART_BYTES)
                     status, answer = self._put(server, start.key, packed, at, part)
                     if status == HTTPStatus.TOO_EARLY:
                         start.words = "to be uploaded once the cell serves"
@@ -276,9 +265,13 @@ class NodeCaches:
                         start.words = f"not uploaded: {str(answer.get('error', status))[:200]}"
                         return True
                     following = answer.get("next")
-                    if not isinstance(following, int) or not 0 <= following <= packed.packed_bytes or following == at:
+                    if not isinstance(following, int) or not 0 <= following <= packed.packed_bytes:
                         raise ValueError(f"it asks for byte {following!r}")
-                    at = following
+                    if part and following == at:
+                        raise ValueError(f"it asks for byte {at} again")
+                    with archive.open("rb") as file:
+                        file.seek(following)
+                        at, part = following, file.read(PART_BYTES)
                 start.words = "uploaded to the fleet"
                 return True
             except (OSError, HTTPException, ValueError) as error:
@@ -287,11 +280,9 @@ class NodeCaches:
 
     # --- the control plane --------------------------------------------------------------------------------------------
 
-    def _put(
-        self, server: str, key: str, packed: PackedCache | None, at: int, part: bytes
-    ) -> tuple[int, dict[str, Any]]:
+    def _put(self, server: str, key: str, packed: PackedCache, at: int, part: bytes) -> tuple[int, dict[str, Any]]:
         headers = {}
-        if packed is not None:
+        if part:
             last = at + len(part) - 1
             headers = {
                 "Content-Range": f"bytes {at}-{last}/{packed.packed_bytes}",

@@ -53,8 +53,7 @@ class CompileCacheViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Com
     columns = "ID, VERSION, TYPE=instance_type, RANK, SIZE=packed_bytes, NODE, CELL, USES, USED=used_at:age"
 
     def destroy(self, request: Request, id: str) -> Response:
-        """Delete a cache. Engines that run keep what they have; the next start of its version compiles anew and uploads
-        another."""
+        """Delete a cache. Nodes that have a copy keep it; the next one without a copy compiles and uploads another."""
         return self.remove_object(request, cache_delete, "id")
 
 

@@ -109,7 +109,7 @@ def cache_use(row: CompileCache, *, now: datetime) -> None:
 
 
 def cache_delete(*, id: int, actor: str, now: datetime) -> None:
-    """Delete a cache; the next cell of its version that starts compiles and uploads another."""
+    """Delete a cache. Nodes that have a copy keep it; the next one without a copy compiles and uploads another."""
     with transaction.atomic():
         row = CompileCache.objects.select_related("version").select_for_update().get(pk=id)
         _remove(row, f"deleted by {actor}", actor, now)

@@ -59,7 +59,7 @@ class Fleet:
                 part = self.rfile.read(int(self.headers["Content-Length"]))
                 if fleet.refusal or (fleet.early and part):
                     fleet.early -= 1
-                    self._answer(fleet.refusal or 425, b'{"error": "not now"}')
+                    self._answer(fleet.refusal or 425, b'{"error": "the fleet has one"}')
                     return
                 if part:
                     fleet.parts.append(part)
@@ -232,8 +232,23 @@ def test_a_refused_upload_says_why(fleet: Fleet, tmp_path: Path) -> None:
     compile_into(held)
     fleet.refusal = 409
     node.become_ready()
-    assert node.state == "the fleet has one already"
+    assert node.state == "not uploaded: the fleet has one"
     os.close(held.lock)
+
+
+def test_what_an_earlier_engine_may_have_changed_is_not_uploaded(fleet: Fleet, tmp_path: Path) -> None:
+    node = Caches(fleet.url, tmp_path)
+    fleet.refusal = 500
+    held = node.start()
+    compile_into(held)
+    node.caches.is_good()
+    os.close(held.lock)
+    fleet.refusal = 0
+    held = node.start()
+    requests = list(fleet.requests)
+    node.caches.offer()
+    os.close(held.lock)
+    assert (node.state, fleet.requests) == ("kept from an earlier start", requests)
 
 
 def test_a_full_or_forbidden_disk_is_an_engine_without_cache(fleet: Fleet, tmp_path: Path) -> None:
