@@ -31,6 +31,7 @@ def parse_arguments(arguments: list[str]) -> ProxySettings:
     parser.add_argument("--admin-port", type=_port, required=True, help="always on loopback")
     parser.add_argument("--engine", type=_engine, required=True, metavar="http://HOST:PORT")
     parser.add_argument("--health-path", default="/health", help="what the engine answers with 200 while it is well")
+    parser.add_argument("--metrics-path", default="/metrics", help="the engine's page of counters")
     parser.add_argument("--model", required=True, help="served model name, for the token probe")
     parser.add_argument("--adapter", action="append", default=[], dest="adapters", help="name that it serves besides")
     parser.add_argument("--max-concurrency", type=_positive, required=True)

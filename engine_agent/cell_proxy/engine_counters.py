@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import msgspec
 
 from engine_agent.cell_proxy.cell import Cell
-from engine_agent.cell_proxy.upstream import EnginePool, call
+from engine_agent.cell_proxy.upstream import CallResponse, EnginePool, call
 from engine_agent.cell_proxy.usage_reader import TokenUsage
 from engine_agent.protocol.messages import CellWork, SpeculationLoad, TokenCheck
 from engine_agent.protocol.proxy_messages import (
@@ -78,16 +78,15 @@ _METRICS_LIMIT_S = 5.0
 _METRICS_BYTES = 4 * 1024 * 1024
 """vLLM's page has some 100 kB per engine."""
 _TOKEN_COUNTER = re.compile(
-    rb"^(vllm:prompt_tokens_total|vllm:generation_tokens_total|llamacpp:prompt_tokens_total"
+    rb"^((?:vllm:|sglang:|trtllm_|)(?:prompt|generation)_tokens_total|llamacpp:prompt_tokens_total"
     rb"|llamacpp:prompt_tokens_cached_total|llamacpp:tokens_predicted_total"
     rb"|switchyard_prompt_tokens_total|switchyard_completion_tokens_total)(?:\{[^\n]*\})? ([0-9.eE+]+)\s*$",
     re.MULTILINE,
 )
-_COMPLETIONS = {
-    *(b"vllm:generation_tokens_total", b"llamacpp:tokens_predicted_total", b"switchyard_completion_tokens_total")
-}
-"""Of these counters; the others count prompts. llama.cpp counts cached tokens apart, the other engines with the others.
-Triton's own metrics (`nv_`) have no tokens: the names with `switchyard_` are those of its model."""
+_COMPLETIONS = (b"generation_tokens_total", b"tokens_predicted_total", b"completion_tokens_total")
+"""Ends of these names; the others count prompts. llama.cpp counts cached tokens apart, the other engines with the
+others. Some versions of TensorRT-LLM have the names without a prefix. Triton's own metrics (`nv_`) have no tokens: the
+names with `switchyard_` are those of its model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +98,16 @@ class TokenTotals:
         return TokenTotals(self.prompt - other.prompt, self.completion - other.completion)
 
 
+async def _metrics_page(cell: Cell) -> CallResponse:
+    """Raises OSError if the engine cannot be reached."""
+    path = cell.settings.metrics_path.encode()
+    return await call(cell.pool, b"GET", path, None, _METRICS_LIMIT_S, max_bytes=_METRICS_BYTES)
+
+
 def read_counters(page: bytes) -> TokenTotals | None:
     matches = _TOKEN_COUNTER.findall(page)
-    completion = sum(float(value) for name, value in matches if name in _COMPLETIONS)
-    prompt = sum(float(value) for name, value in matches if name not in _COMPLETIONS)
+    completion = sum(float(value) for name, value in matches if name.endswith(_COMPLETIONS))
+    prompt = sum(float(value) for name, value in matches if not name.endswith(_COMPLETIONS))
     return TokenTotals(int(prompt), int(completion)) if matches else None
 
 
@@ -143,10 +148,9 @@ class TokenChecker:
         return (meter.requests_total, meter.probes.begun)
 
     async def _engine_totals(self) -> TokenTotals | None:
-        pool = self._cell.pool
-        page = await call(pool, b"GET", b"/metrics", None, _METRICS_LIMIT_S, max_bytes=_METRICS_BYTES)
+        page = await _metrics_page(self._cell)
         totals = read_counters(page.body) if page.status == 200 else None
-        apart = await fetch_counted_apart(pool)
+        apart = await fetch_counted_apart(self._cell.pool)
         return totals and totals - TokenTotals(apart.prompt_tokens, apart.completion_tokens)
 
     def _compare(self, engine: TokenTotals) -> None:
@@ -287,7 +291,7 @@ class WorkReader:
         if busy_s == self._read_at_s:
             return
         try:
-            page = await call(self._cell.pool, b"GET", b"/metrics", None, _METRICS_LIMIT_S, max_bytes=_METRICS_BYTES)
+            page = await _metrics_page(self._cell)
         except OSError:  # not there, or too slow: the health health says so
             return
         if page.status != 200:

@@ -99,11 +99,29 @@ def request_of(body: bytes) -> dict[str, Any]:
     return request
 
 
+_TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
+
+
 def _check_members(row: ApiPath, request: dict[str, Any], engine: EngineMembers) -> None:
+    if engine.paths is not None and row.path not in engine.paths:
+        message = f"This model has another API, so {row.path} is not available for it"
+        raise BadRequest(message, "model", status=404, code="unsupported_model")
+    if engine.text_only and _has_other_parts(request.get("messages")):
+        message = "This model takes text alone: no images, sounds, videos or files"
+        raise BadRequest(message, "messages", code="unsupported_parameter")
     for name in sorted(engine.refused & request.keys()):
         raise BadRequest(f"`{name}` is not available for this model", name, code="unsupported_parameter")
     if engine.sequences is not None and row.counting is not Counting.PROMPT_USAGE:
         check_sequences(request, engine.sequences)
+
+
+def _has_other_parts(messages: Any) -> bool:
+    """Whether a message has a part that is not text."""
+    listed = messages if isinstance(messages, list) else []
+    contents = [each.get("content") for each in listed if isinstance(each, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    is_object = any(isinstance(content, dict) for content in contents)
+    return is_object or any(isinstance(part, dict) and part.get("type") not in _TEXT_PARTS for part in parts)
 
 
 def _check_needs_no_store(request: dict[str, Any]) -> None:

@@ -74,11 +74,14 @@ class EngineMembers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Members of requests that an engine other than vLLM takes, and clients may not set freely.
 
     `fixed`: JSON that replaces a client's value. `refused`: names. `sequences`: most in one generating request; None:
-    no limit."""
+    no limit. `paths`: the only ones that it serves; None: any. `text_only`: no images, sounds, videos or files in
+    messages, which it would load from any URL or file."""
 
     fixed: dict[str, msgspec.Raw] = {}
     refused: frozenset[str] = frozenset()
     sequences: int | None = None
+    paths: frozenset[str] | None = None
+    text_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +100,8 @@ class ProxySettings:
     max_concurrency: int
     health_path: str = "/health"
     """The path that the engine answers with 200 while healthy."""
+    metrics_path: str = "/metrics"
+    """The path of its page of counters, in Prometheus's format."""
     adapters: frozenset[str] = frozenset()
     """Names that the engine serves in addition to `model`."""
     members: EngineMembers = field(default_factory=EngineMembers)

@@ -88,6 +88,14 @@ class MeasuresSteps(Protocol):
         """Returns the URL of this rank's `StepTimes` as JSON; it does not answer 200 while there are none."""
 
 
+@runtime_checkable
+class TunesProxy(Protocol):
+    """An adapter whose engine needs more of the cell proxy than its address."""
+
+    def proxy_options(self, plan: EnginePlan) -> tuple[str, ...]:
+        """Returns options of `python -m engine_agent.cell_proxy`."""
+
+
 def member_args(assignment: Assignment, context: EngineContext) -> tuple[str, ...]:
     """Returns the options that every engine takes: this rank's place in the cell, its ports and its leader. Engines
     serve on loopback, for the cell proxy on the same node."""
@@ -160,6 +168,20 @@ def leader_place(assignment: Assignment, context: EngineContext) -> tuple[str, i
         if peer.rank == 0:
             return peer.address, peer.port_base
     raise EngineUnavailable(f"cell {assignment.cell} names no peer of rank 0, so rank {assignment.rank} has no leader")
+
+
+def plain_artifact(assignment: Assignment, engine: str, *, one_node: bool = True) -> Artifact:
+    """Returns the weights of an engine that serves a model as it is. Raises EngineUnavailable if the plan names none,
+    has adapters or a draft model, or the cell has several nodes and the engine runs on one."""
+    plan = assignment.plan
+    if one_node and follower_count(assignment) > 0:
+        raise EngineUnavailable(f"engine {engine} runs on one node; this cell has several")
+    if plan.adapters or plan.draft is not None:
+        what = f"the adapter {plan.adapters[0].name}" if plan.adapters else "a draft model"
+        raise EngineUnavailable(f"engine {engine} serves a model as it is, and the plan has {what}")
+    if plan.artifact is None:
+        raise EngineUnavailable(f"the plan of {plan.served_model} names no artifact to load")
+    return plan.artifact
 
 
 SPECULATION = "--speculative-config"

@@ -9,8 +9,9 @@ from engine_agent.engines.generic.environment import installed_programs
 from engine_agent.engines.llama_cpp.adapter import LlamaCppAdapter
 from engine_agent.engines.llama_cpp.environment import installed_python as installed_llama_cpp
 from engine_agent.engines.neuron.adapter import NeuronAdapter
-from engine_agent.engines.neuron.adapter import installed_python as installed_neuron
+from engine_agent.engines.sglang.adapter import SglangAdapter
 from engine_agent.engines.sim.adapter import SimAdapter
+from engine_agent.engines.tensorrt_llm.adapter import TensorrtLlmAdapter
 from engine_agent.engines.triton.adapter import TritonAdapter
 from engine_agent.engines.triton.environment import installed_python as installed_triton
 from engine_agent.engines.vllm.adapter import VllmAdapter
@@ -21,7 +22,16 @@ from engine_agent.protocol.states import CellRole
 
 ADAPTERS: Mapping[str, EngineAdapter] = {
     adapter.name: adapter
-    for adapter in (GenericAdapter(), LlamaCppAdapter(), NeuronAdapter(), SimAdapter(), TritonAdapter(), VllmAdapter())
+    for adapter in (
+        GenericAdapter(),
+        LlamaCppAdapter(),
+        NeuronAdapter(),
+        SglangAdapter(),
+        SimAdapter(),
+        TensorrtLlmAdapter(),
+        TritonAdapter(),
+        VllmAdapter(),
+    )
 }
 
 KV_TRANSFER_ENGINES = frozenset({SimAdapter.name, VllmAdapter.name})
@@ -63,12 +73,20 @@ def check_role(assignment: Assignment) -> None:
         raise EngineUnavailable(f"the order of a {role} cell names no KV layout, which its peers are found by")
 
 
+def installed_python(engine: str, cache: Path) -> Path | None:
+    """Returns the interpreter of an environment that the operator put into the cache, or linked there."""
+    python = cache / "engines" / engine / "bin" / "python"
+    return python if python.exists() else None
+
+
 def engine_pythons(cache: Path) -> dict[str, Path]:
     """Returns the interpreters of installed engine environments by engine, and programs of engine generic by
     `generic/NAME`."""
     pythons = {
         LlamaCppAdapter.name: installed_llama_cpp(cache),
-        NeuronAdapter.name: installed_neuron(cache),
+        NeuronAdapter.name: installed_python(NeuronAdapter.name, cache),
+        SglangAdapter.name: installed_python(SglangAdapter.name, cache),
+        TensorrtLlmAdapter.name: installed_python(TensorrtLlmAdapter.name, cache),
         TritonAdapter.name: installed_triton(cache),
         VllmAdapter.name: installed_vllm(cache),
     }

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import msgspec
 
-from engine_agent.engines.base import LOOPBACK, EngineContext, Launch, json_option
+from engine_agent.engines.base import LOOPBACK, EngineContext, Launch, TunesProxy, json_option
 from engine_agent.engines.generic.environment import HEALTH_PATH
+from engine_agent.engines.registry import ADAPTERS
 from engine_agent.protocol.engine_options import (
     BATCH_PROMPTS_UNLIMITED,
-    CACHE_PROMPT_OPTION,
     PRIORITY_SCHEDULING,
     READS_WHOLE_PROMPTS,
-    SLEEP_OPTION,
 )
 from engine_agent.protocol.fingerprint import (
     FINGERPRINT_VARIABLE,
@@ -79,12 +78,16 @@ def proxy_launch(assignment: Assignment, context: EngineContext, identity: Path 
         *_prompt_limit(assignment.plan),
         *(("--priorities",) if _schedules_by_priority(assignment.plan) else ()),
         *(("--orders-classes",) if _orders_classes(assignment.plan) else ()),
-        *(("--sleeps",) if SLEEP_OPTION in assignment.plan.args else ()),
-        *_engine_members(assignment.plan),
+        *_of_the_engine(assignment.plan),
         *(("--identity", str(identity)) if identity else ()),
     )
     reads = (identity,) if identity else ()
     return Launch(argv=argv, env={"PYTHONPATH": str(context.repo_root)}, reads=reads)
+
+
+def _of_the_engine(plan: EnginePlan) -> tuple[str, ...]:
+    adapter: object = ADAPTERS.get(plan.engine)
+    return adapter.proxy_options(plan) if isinstance(adapter, TunesProxy) else ()
 
 
 def _role(assignment: Assignment) -> tuple[str, ...]:
@@ -105,20 +108,6 @@ def _prompt_limit(plan: EnginePlan) -> tuple[str, ...]:
 def _schedules_by_priority(plan: EnginePlan) -> bool:
     """The simulator always does; vLLM rejects priorities unless its arguments allow them."""
     return plan.engine == "sim" or any(pair == PRIORITY_SCHEDULING for pair in pairwise(plan.args))
-
-
-UNBOUNDED = ("grammar", "grammar_lazy", "json_schema", "n_cmpl")
-"""Members of llama.cpp that the limits on work do not know."""
-
-
-def _engine_members(plan: EnginePlan) -> tuple[str, ...]:
-    """Members of requests by which a client of llama.cpp could choose a slot, find other tenants' prompts in its
-    cache, or leave out the usage. Of several sequences it reports the usage of the first."""
-    if plan.engine != "llama-cpp":
-        return ()
-    fixed = {"cache_prompt": CACHE_PROMPT_OPTION in plan.args, "id_slot": -1, "lora": [], "response_fields": []}
-    members = {"fixed": fixed, "refused": UNBOUNDED, "sequences": 1}
-    return ("--engine-members", msgspec.json.encode(members).decode())
 
 
 def _orders_classes(plan: EnginePlan) -> bool:

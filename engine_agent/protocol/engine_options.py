@@ -35,8 +35,8 @@ _RENDERED = """
     prefill-context-parallel-size quantization speculative-config tensor-parallel-size
 """
 """Options that a version states in its own fields, each checked where it is read."""
-_LAUNCHER_OPTIONS = "batch-prompt-tokens"
-"""Options of the engine's launcher, which translates them for vLLM; the plugin for Neuron has its own scheduler."""
+_LAUNCHER_OPTIONS = "batch-prompt-tokens kv-offloading-backend kv-offloading-size sleep-idle-seconds sleep-level"
+"""Options of vLLM's launcher, and of vLLM on GPUs alone; the plugin for Neuron has its own scheduler and no offload."""
 _SIM_OPTIONS = """
     base-ms batch-prompt-tokens decode-step-ms decode-step-per-seq-ms extension-s fault gb-per-s grace-s
     kv-capacity-tokens lease-s load-time-s max-model-len max-num-seqs mb-per-token prefill-chunk-tokens
@@ -45,6 +45,7 @@ _SIM_OPTIONS = """
 _GENERIC_OPTIONS = "command context-length seed"
 """Admins allow a program's other options by name, and the programs by `--command`."""
 _EVERY_VARIABLE = "OMP_NUM_THREADS OMP_WAIT_POLICY"
+_NCCL_VARIABLES = "CUDA_DEVICE_MAX_CONNECTIONS NCCL_DEBUG NCCL_IB_DISABLE NCCL_P2P_DISABLE PYTORCH_CUDA_ALLOC_CONF"
 _CELL_VARIABLES = "SWITCHYARD_CELL_COLLECTIVES SWITCHYARD_CELL_HANG_S"
 _VLLM_VARIABLES = """
     CUDA_DEVICE_MAX_CONNECTIONS NCCL_DEBUG NCCL_IB_DISABLE NCCL_P2P_DISABLE PYTORCH_ALLOC_CONF PYTORCH_CUDA_ALLOC_CONF
@@ -123,20 +124,88 @@ TRITON: Mapping[str, Bounds | OneOf | Switch] = {
     name: allowed for name, allowed in LLAMA_CPP.items() if name not in _NOT_IN_TRITON
 }
 """The options of engine `triton`, whose model computes with llama.cpp."""
-CHECKED: Mapping[str, Mapping[str, Bounds | OneOf | Switch]] = {"llama-cpp": LLAMA_CPP, "triton": TRITON}
-"""Engines whose options all have a table of values."""
+
+SGLANG_QUANTIZATIONS = (
+    *("auto-round", "awq", "awq_marlin", "compressed-tensors", "fp8", "gptq", "gptq_marlin", "modelopt"),
+    *("modelopt_fp4", "modelopt_fp8", "moe_wna16", "mxfp4", "mxfp8", "petit_nvfp4", "w4afp8", "w8a8_fp8", "w8a8_int8"),
+)
+SGLANG: Mapping[str, Bounds | OneOf | Switch] = {
+    "attention-backend": OneOf(
+        (
+            *("fa3", "fa4", "flashinfer", "flashmla", "torch_native", "triton"),
+            *("trtllm_mha", "trtllm_mla"),
+        )
+    ),
+    "chunked-prefill-size": Bounds(-1, 1_048_576),  # -1: off
+    "context-length": Bounds(1, 16_777_216),
+    "disable-cuda-graph": Switch(),
+    "disable-overlap-schedule": Switch(),
+    "disable-radix-cache": Switch(),
+    "dtype": OneOf(("auto", "bfloat16", "float", "float16", "float32", "half")),
+    "enable-cache-report": Switch(),
+    "enable-hierarchical-cache": Switch(),
+    "hicache-size": Bounds(1, 4096),  # GB of host memory per rank
+    "kv-cache-dtype": OneOf(("auto", "bf16", "bfloat16", "fp8_e4m3", "fp8_e5m2")),
+    "load-format": OneOf(("auto", "dummy", "safetensors")),
+    "max-prefill-tokens": Bounds(1, 16_777_216),
+    "max-running-requests": Bounds(1, 4096),
+    "max-total-tokens": Bounds(1, 2**40),
+    "mem-fraction-static": Bounds(0.05, 0.99, whole=False),
+    "page-size": Bounds(1, 1024),
+    "pp-size": Bounds(1, 1024),
+    "quantization": OneOf(SGLANG_QUANTIZATIONS),
+    "random-seed": Bounds(0, 2**31 - 1),
+    "schedule-conservativeness": Bounds(0.01, 10, whole=False),
+    "schedule-policy": OneOf(("dfs-weight", "fcfs", "lof", "lpm", "random")),
+    "stream-interval": Bounds(1, 1024),
+    "tp-size": Bounds(1, 4096),
+    "watchdog-timeout": Bounds(1, 86_400),
+}
+"""The options of engine `sglang`: those of SGLang 0.5.9 and 0.5.23 that name no code, file or address."""
+
+TENSORRT_LLM: Mapping[str, Bounds | OneOf | Switch] = {
+    "enable-block-reuse": Switch(),
+    "enable-chunked-prefill": Switch(),
+    "fail-fast-on-attention-window-too-large": Switch(),
+    "host-cache-gib": Bounds(1, 4096),
+    "kv-cache-dtype": OneOf(("auto", "fp8")),
+    "kv-cache-free-gpu-memory-fraction": Bounds(0.05, 0.99, whole=False),
+    "max-batch-size": Bounds(1, 4096),
+    "max-num-tokens": Bounds(1, 16_777_216),
+    "max-seq-len": Bounds(1, 16_777_216),
+    "pp-size": Bounds(1, 1024),
+    "tp-size": Bounds(1, 4096),
+}
+"""The options of engine `tensorrt-llm`: of `trtllm-serve`, and `host-cache-gib`, `enable-block-reuse` and
+`kv-cache-dtype` for its configuration file."""
+
+VLLM_WARM: Mapping[str, Bounds | OneOf | Switch] = {
+    "kv-offloading-backend": OneOf(("native",)),
+    "kv-offloading-size": Bounds(0.1, 65_536, whole=False),  # GiB of host memory per cell
+    "sleep-idle-seconds": Bounds(1, 86_400),
+    "sleep-level": Bounds(1, 2),
+}
+CHECKED: Mapping[str, Mapping[str, Bounds | OneOf | Switch]] = {
+    "llama-cpp": LLAMA_CPP,
+    "sglang": SGLANG,
+    "tensorrt-llm": TENSORRT_LLM,
+    "triton": TRITON,
+    "vllm": VLLM_WARM,
+}
+"""Options whose values are checked here. Of the engines other than vLLM these are all options."""
 
 OPTIONS: Mapping[str, frozenset[str]] = {
     "generic": frozenset(_GENERIC_OPTIONS.split()),
-    "llama-cpp": frozenset(LLAMA_CPP),
+    **{engine: frozenset(options) for engine, options in CHECKED.items()},
     "vllm": frozenset((_VLLM_OPTIONS + _RENDERED + _LAUNCHER_OPTIONS).split()),
     "neuron": frozenset((_VLLM_OPTIONS + _RENDERED).split()),
     "sim": frozenset(_SIM_OPTIONS.split()),
-    "triton": frozenset(TRITON),
 }
 VARIABLES: Mapping[str, frozenset[str]] = {
     "generic": frozenset(_EVERY_VARIABLE.split()),
     "llama-cpp": frozenset(_EVERY_VARIABLE.split()),
+    "sglang": frozenset((_EVERY_VARIABLE + " " + _NCCL_VARIABLES).split()),
+    "tensorrt-llm": frozenset((_EVERY_VARIABLE + " " + _NCCL_VARIABLES).split()),
     "vllm": frozenset((_EVERY_VARIABLE + " " + _CELL_VARIABLES + _VLLM_VARIABLES).split()),
     "neuron": frozenset((_EVERY_VARIABLE + " " + _CELL_VARIABLES + _VLLM_VARIABLES + _NEURON_VARIABLES).split()),
     "sim": frozenset(_EVERY_VARIABLE.split()),
@@ -171,8 +240,8 @@ BATCH_PROMPTS_UNLIMITED = ("--batch-prompt-tokens", "0")
 """Turns off the order of classes in an engine."""
 READS_WHOLE_PROMPTS = frozenset({"--no-enable-chunked-prefill", "--disable-chunked-mm-input"})
 """With these vLLM cannot limit the prompt tokens of a step."""
-SLEEP_OPTION = "--sleep-idle-seconds"
-"""With it llama.cpp unloads an idle model, until the next request."""
+SLEEP_OPTION, SLEEP_LEVEL_OPTION = "--sleep-idle-seconds", "--sleep-level"
+"""With it llama.cpp and vLLM unload an idle model, until the next request."""
 CACHE_PROMPT_OPTION = "--cache-prompt"
 """With it a slot of llama.cpp reads a prompt from where it differs from the last one, of whichever tenant."""
 AGENTS_OWN = frozenset(
@@ -254,7 +323,7 @@ def refused_in_plan(
 ) -> RefusedOption | None:
     """Returns the first forbidden part of a rendered command line and environment, or None."""
     names = {name for name in widened if not is_agents_own(name)}
-    for flag, value in _given(args):
+    for flag, value in given_options(args):
         if not flag:
             return RefusedOption(str(value), "allowed", f"engine {engine} takes {value!r} only as an option's value")
         if refused := refused_option(engine, flag, value, names, artifacts):
@@ -301,8 +370,9 @@ def _places(value: object, key: str = "") -> Iterator[str]:
         yield value
 
 
-def _given(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """Yields options with their values (None without a value). A value without an option has an empty name."""
+def given_options(args: Sequence[str]) -> Iterator[tuple[str, str | None]]:
+    """Yields a command line's options with their values (None without a value). A value without an option has an empty
+    name."""
     waiting = ""
     for arg in args:
         if arg.startswith("--"):

@@ -23,6 +23,12 @@ SIM_HTTP = f"{AGENT}/engines/sim/test_openai_http.py"
 SIM_API = f"{AGENT}/engines/sim/test_api.py"
 SIM_PROXY = f"{AGENT}/cell_proxy/test_with_the_simulator.py"
 GENERIC = (f"{AGENT}/engines/generic/test_real_program.py", "test_a_program_serves_behind_the_cell_proxy")
+SGLANG = (f"{AGENT}/engines/sglang/test_adapter.py", "test_sglangs_own_parser_takes_every_command_line")
+TENSORRT_LLM = (
+    f"{AGENT}/engines/tensorrt_llm/test_adapter.py",
+    "test_the_documented_command_takes_the_command_line",
+)
+CUDA_ENGINES = f"{REGISTRY}/test_cuda_engines.py"
 NEURON = (f"{AGENT}/engines/neuron/test_adapter.py", "test_a_rank_is_started_with_what_its_golden_file_has")
 NEURON_DOCUMENTS = (
     f"{REGISTRY}/test_neuron_configuration.py",
@@ -38,6 +44,8 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
         "sim": (SIM_HTTP, "test_a_golden_prompt_gets_its_fixed_answer"),
         "generic": GENERIC,
         "neuron": NEURON,
+        "sglang": SGLANG,
+        "tensorrt-llm": TENSORRT_LLM,
     },
     "chat, streamed and whole": {
         "vllm": (VLLM, "a_chat_streams_tokens_and_ends_where_the_template_says"),
@@ -45,6 +53,8 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
         "triton": (TRITON, "a_chat_streams_tokens"),
         "sim": (SIM_API, "test_a_streamed_chat_says_what_a_whole_one_says"),
         "neuron": NEURON,
+        "sglang": SGLANG,
+        "tensorrt-llm": TENSORRT_LLM,
     },
     "usage of every answered request, to the token": {
         "vllm": VLLM_PROXY,
@@ -64,6 +74,8 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
         "llama-cpp": (LLAMA_CPP, "every_token_is_counted"),
         "triton": (TRITON, "every_token_is_counted"),
         "sim": (SIM_PROXY, "test_what_the_engine_counted_is_what_is_reported"),
+        "sglang": (SGLANG[0], "test_the_proxy_reads_its_counters"),
+        "tensorrt-llm": (TENSORRT_LLM[0], "test_the_proxy_reads_its_counters_with_and_without_their_prefix"),
     },
     "JSON schemas": {
         "vllm": VLLM_TABLE,
@@ -87,6 +99,7 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
             "test_a_killed_follower_ends_the_cell_and_tells_every_client",
         ),
         "neuron": NEURON,
+        "sglang": (SGLANG[0], "test_a_rank_is_started_with_what_its_golden_file_has"),
     },
     "LoRA adapters": {
         "vllm": (
@@ -105,6 +118,7 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
     "`quantization` of a version": {
         "vllm": (f"{REGISTRY}/test_neuron_configuration.py", "test_vllm_takes_a_quantization_by_its_own_name"),
         "neuron": NEURON_DOCUMENTS,
+        "sglang": (CUDA_ENGINES, "test_an_sglang_version_states_degrees_lengths_concurrency_and_quantization"),
     },
     "prefill and decode cells": {
         "vllm": (
@@ -128,7 +142,15 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
         ),
         "neuron": (f"{AGENT}/engines/neuron/test_adapter.py", "test_neuron_gets_the_folders_of_its_compilers"),
     },
-    "idle sleep": {"llama-cpp": (LLAMA_CPP, "test_an_idle_engine_sleeps_and_wakes_for_a_request")},
+    "idle sleep": {
+        "llama-cpp": (LLAMA_CPP, "test_an_idle_engine_sleeps_and_wakes_for_a_request"),
+        "vllm": (CUDA_ENGINES, "test_warm_capacity_is_stated_in_the_options_of_vllm"),
+    },
+    "KV cache offloaded to host memory": {
+        "vllm": (CUDA_ENGINES, "test_warm_capacity_is_stated_in_the_options_of_vllm"),
+        "sglang": (CUDA_ENGINES, "test_tenants_share_a_cache_only_if_the_version_says_so"),
+        "tensorrt-llm": (TENSORRT_LLM[0], "test_the_file_states_the_cache_and_turns_the_metrics_on"),
+    },
     "a dead engine leaves the cell unhealthy": {
         "vllm": (VLLM, "when_its_core_is_killed_the_engine_is_unhealthy_and_ends"),
         "llama-cpp": (LLAMA_CPP, "a_dead_engine_is_seen"),

@@ -45,6 +45,7 @@ BETWEEN_PROCESSES = {
     "SWITCHYARD_ORDER",
     "SWITCHYARD_PLAIN_LINKS",
     "SWITCHYARD_PROCESS",
+    "SWITCHYARD_VLLM_SLEEP",
 }
 """Set by launchers, agents, tests and measurements. Operators never set them, so the tables leave them out."""
 

@@ -11,13 +11,13 @@ from engine_agent.engines.base import (
     EngineUnavailable,
     Launch,
     after_fetching,
-    follower_count,
     local_folder,
     member_environment,
+    plain_artifact,
     read_in_place,
 )
 from engine_agent.engines.generic.environment import FOLDER, HEALTH_PATH, PREFIX, PROGRAM
-from engine_agent.protocol.messages import Assignment, EnginePlan
+from engine_agent.protocol.messages import Assignment
 from engine_agent.protocol.ports import ENGINE
 
 COMMAND = "--command"
@@ -31,7 +31,7 @@ class GenericAdapter:
     def launch(self, assignment: Assignment, context: EngineContext) -> Launch:
         """See `EngineAdapter.launch`; the plan's `args` are `--command NAME` and the program's options."""
         plan = assignment.plan
-        _refuse(assignment)
+        artifact = plain_artifact(assignment, self.name)
         command, options = split_command(plan.args)
         program = context.engine_pythons.get(PREFIX + command)
         if program is None:
@@ -40,9 +40,6 @@ class GenericAdapter:
                 f"this node has no program {command!r}; it has {known or 'none'}: put one at "
                 f"{FOLDER}/{command}/{PROGRAM} in its cache"
             )
-        artifact = plan.artifact
-        if artifact is None:
-            raise EngineUnavailable(f"the plan of {plan.served_model} names no artifact to load")
         argv = (
             *(sys.executable, "-m", "engine_agent.engines.generic.serve"),
             *("--node-id", context.node_id),
@@ -73,12 +70,3 @@ def split_command(args: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         if flag == COMMAND:
             return value, (*args[:place], *args[place + 2 :])
     raise EngineUnavailable(f"the plan names no program: engine generic needs {COMMAND}")
-
-
-def _refuse(assignment: Assignment) -> None:
-    plan: EnginePlan = assignment.plan
-    if follower_count(assignment) > 0:
-        raise EngineUnavailable("engine generic runs on one node; this cell has several")
-    if plan.adapters or plan.draft is not None:
-        what = f"adapter {plan.adapters[0].name}" if plan.adapters else "draft model"
-        raise EngineUnavailable(f"engine generic serves a model as it is, and the plan has a {what}")

@@ -1,19 +1,25 @@
 """llama.cpp for the agent: the launcher's command line in the engine's Python. Features that it lacks are refused by
 name: cells of several nodes, adapters, draft models."""
 
+import msgspec
+
 from engine_agent.engines.base import (
     LOOPBACK,
     EngineContext,
     EngineUnavailable,
     Launch,
     after_fetching,
-    follower_count,
     local_folder,
     member_environment,
+    plain_artifact,
     read_in_place,
 )
-from engine_agent.protocol.messages import Assignment
+from engine_agent.protocol.engine_options import CACHE_PROMPT_OPTION, SLEEP_OPTION
+from engine_agent.protocol.messages import Assignment, EnginePlan
 from engine_agent.protocol.ports import ENGINE
+
+UNBOUNDED = ("grammar", "grammar_lazy", "json_schema", "n_cmpl")
+"""Members that the limits on work do not know."""
 
 
 class LlamaCppAdapter:
@@ -31,18 +37,12 @@ class LlamaCppAdapter:
                 "llama.cpp is not installed on this node; run python -m engine_agent.engines.llama_cpp.environment "
                 "install"
             )
-        if follower_count(assignment) > 0:
-            raise EngineUnavailable("engine llama-cpp runs on one node; this cell has several")
-        if plan.adapters or plan.draft is not None:
-            what = f"the adapter {plan.adapters[0].name}" if plan.adapters else "a draft model"
-            raise EngineUnavailable(f"engine llama-cpp serves a model as it is, and the plan has {what}")
-        if plan.artifact is None:
-            raise EngineUnavailable(f"the plan of {plan.served_model} names no artifact to load")
+        artifact = plain_artifact(assignment, self.name)
         argv = (
             *(str(python), "-m", "engine_agent.engines.llama_cpp.serve"),
             *("--node-id", context.node_id),
-            *("--model-dir", str(local_folder(plan.artifact, context.cache))),
-            *("--digest", plan.artifact.digest),
+            *("--model-dir", str(local_folder(artifact, context.cache))),
+            *("--digest", artifact.digest),
             *("--served-model", plan.served_model),
             *("--port", str(context.port_base + ENGINE)),
             *("--", *plan.args),
@@ -53,3 +53,10 @@ class LlamaCppAdapter:
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
         """See `EngineAdapter.health_url`: 503 while the model is loaded."""
         return f"http://{LOOPBACK}:{context.port_base + ENGINE}/health"
+
+    def proxy_options(self, plan: EnginePlan) -> tuple[str, ...]:
+        """See `TunesProxy.proxy_options`. By these members a client could choose a slot, find other tenants' prompts in
+        the cache, or leave out the usage. Of several sequences llama.cpp reports the usage of the first."""
+        fixed = {"cache_prompt": CACHE_PROMPT_OPTION in plan.args, "id_slot": -1, "lora": [], "response_fields": []}
+        members = msgspec.json.encode({"fixed": fixed, "refused": UNBOUNDED, "sequences": 1}).decode()
+        return (*(("--sleeps",) if SLEEP_OPTION in plan.args else ()), "--engine-members", members)

@@ -27,9 +27,6 @@ from engine_agent.engines.base import (
 from engine_agent.protocol.messages import Assignment
 from engine_agent.protocol.ports import COLLECTIVES_MASTER, ROOT_COMMUNICATOR
 
-ENVIRONMENT = "engines/neuron"
-"""The engine's environment in the cache: a virtual environment of the Neuron SDK, or a link to the image's."""
-
 
 class NeuronAdapter:
     """Runs `python -m engine_agent.engines.neuron.serve` in the Python of the Neuron SDK."""
@@ -42,7 +39,7 @@ class NeuronAdapter:
         if python is None:
             raise EngineUnavailable(
                 f"Neuron's vLLM is not installed on this node; create a virtual environment, or a link to one, at "
-                f"{ENVIRONMENT} in the cache"
+                f"engines/{self.name} in the cache"
             )
         argv = (
             *(str(python), "-m", "engine_agent.engines.neuron.serve"),
@@ -58,11 +55,6 @@ class NeuronAdapter:
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
         return member_health_url(assignment, context)
-
-
-def installed_python(cache: Path) -> Path | None:
-    python = cache / ENVIRONMENT / "bin" / "python"
-    return python if python.exists() else None
 
 
 NEURON_FOLDER = "neuron"

@@ -7,9 +7,9 @@ from engine_agent.engines.base import (
     EngineUnavailable,
     Launch,
     after_fetching,
-    follower_count,
     local_folder,
     member_environment,
+    plain_artifact,
     read_in_place,
 )
 from engine_agent.protocol.messages import Assignment
@@ -33,19 +33,13 @@ class TritonAdapter:
             raise EngineUnavailable(
                 "Triton is not installed on this node; run python -m engine_agent.engines.triton.environment install"
             )
-        if follower_count(assignment) > 0:
-            raise EngineUnavailable("engine triton runs on one node; this cell has several")
-        if plan.adapters or plan.draft is not None:
-            what = f"the adapter {plan.adapters[0].name}" if plan.adapters else "a draft model"
-            raise EngineUnavailable(f"engine triton serves a model as it is, and the plan has {what}")
-        if plan.artifact is None:
-            raise EngineUnavailable(f"the plan of {plan.served_model} names no artifact to load")
+        artifact = plain_artifact(assignment, self.name)
         folder = context.home / FOLDER
         argv = (
             *(str(python), "-m", "engine_agent.engines.triton.serve"),
             *("--node-id", context.node_id),
-            *("--model-dir", str(local_folder(plan.artifact, context.cache))),
-            *("--digest", plan.artifact.digest),
+            *("--model-dir", str(local_folder(artifact, context.cache))),
+            *("--digest", artifact.digest),
             *("--served-model", plan.served_model),
             *("--folder", str(folder)),
             *("--port", str(context.port_base + ENGINE)),

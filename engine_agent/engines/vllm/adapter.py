@@ -21,6 +21,7 @@ from engine_agent.engines.base import (
 )
 from engine_agent.engines.vllm import kv_transfer
 from engine_agent.engines.vllm.steps import FOLLOWER_STEPS_PATH, STEPS_PATH
+from engine_agent.protocol.engine_options import SLEEP_OPTION
 from engine_agent.protocol.messages import Assignment, EnginePlan
 from engine_agent.protocol.ports import KV_TRANSFER
 from engine_agent.protocol.states import CellRole, MemberRole
@@ -57,6 +58,10 @@ class VllmAdapter:
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
         return member_health_url(assignment, context)
+
+    def proxy_options(self, plan: EnginePlan) -> tuple[str, ...]:
+        """See `TunesProxy.proxy_options`."""
+        return ("--sleeps",) if SLEEP_OPTION in plan.args else ()
 
     def steps_url(self, assignment: Assignment, context: EngineContext) -> str:
         path = STEPS_PATH if assignment.role is MemberRole.LEADER else FOLLOWER_STEPS_PATH

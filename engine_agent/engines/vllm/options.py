@@ -11,7 +11,7 @@ from pathlib import Path
 
 from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS
 from engine_agent.engines.vllm.cell.member import Member
-from engine_agent.protocol.engine_options import PRIORITY_SCHEDULING
+from engine_agent.protocol.engine_options import PRIORITY_SCHEDULING, SLEEP_LEVEL_OPTION, SLEEP_OPTION
 from engine_agent.protocol.states import MemberRole
 
 HANG_VARIABLE = "SWITCHYARD_CELL_HANG_S"
@@ -49,6 +49,8 @@ class ServeOptions:
     hang_s: float = HANG_S
     draft: tuple[str, str] | None = None
     adapters: tuple[tuple[str, str, str], ...] = ()
+    sleep: tuple[int, int] | None = None
+    """After how many idle seconds the engine sleeps, and at which level."""
     kv_port: int = 0
     """Where decode engines fetch prompts that this one has read; 0: nothing is handed over."""
     batch_prompt_tokens: int = 0
@@ -118,7 +120,8 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> S
     fields = {name: value for name, value in vars(read).items() if name not in ("role", "leader", "draft", "adapter")}
     return ServeOptions(
         **fields,
-        vllm_args=tuple(without_option(vllm_args, BATCH_PROMPT_TOKENS_OPTION)),
+        vllm_args=tuple(_for_vllm(vllm_args)),
+        sleep=_sleep(parser, vllm_args),
         batch_prompt_tokens=_batch_prompt_tokens(parser, vllm_args),
         draft=tuple(read.draft) if read.draft else None,
         adapters=tuple((name, folder, digest) for name, folder, digest in read.adapter),
@@ -135,6 +138,23 @@ def _batch_prompt_tokens(parser: argparse.ArgumentParser, vllm_args: Sequence[st
     if PRIORITY_SCHEDULING not in pairwise(vllm_args):
         return 0
     return BATCH_PROMPT_TOKENS if stated is None else int(stated)
+
+
+def _for_vllm(arguments: Sequence[str]) -> list[str]:
+    words = list(arguments)
+    for name in (BATCH_PROMPT_TOKENS_OPTION, SLEEP_OPTION, SLEEP_LEVEL_OPTION):
+        words = without_option(words, name)
+    return words
+
+
+def _sleep(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[int, int] | None:
+    seconds = option_value(arguments, SLEEP_OPTION)
+    if seconds is None:
+        return None
+    level = option_value(arguments, SLEEP_LEVEL_OPTION) or "1"
+    if not seconds.isdecimal() or level not in ("1", "2"):
+        parser.error(f"{SLEEP_OPTION} must be a whole number, and {SLEEP_LEVEL_OPTION} 1 or 2")
+    return int(seconds), int(level)
 
 
 def option_value(arguments: Sequence[str], name: str) -> str | None:

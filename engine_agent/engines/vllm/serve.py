@@ -38,6 +38,7 @@ from engine_agent.engines.vllm.cell.member import (
 )
 from engine_agent.engines.vllm.class_scheduler import TOKENS_VARIABLE
 from engine_agent.engines.vllm.core_process import one_process_server
+from engine_agent.engines.vllm.idle_sleep import SLEEP_VARIABLE
 from engine_agent.engines.vllm.kv_transfer import kv_transfer_config, kv_transfer_environment
 from engine_agent.engines.vllm.middleware import FOLDER_VARIABLE, config_of
 from engine_agent.engines.vllm.options import ServeOptions, parse
@@ -65,6 +66,7 @@ NO_HOST = "media.invalid"
 """A name that no host has (RFC 6761)."""
 CELL_EXECUTOR = "engine_agent.engines.vllm.executor.LeaderFollowerExecutor"
 CELL_HEALTH = "engine_agent.engines.vllm.middleware.LeaderHealth"
+IDLE_SLEEP = "engine_agent.engines.vllm.idle_sleep.IdleSleep"
 STEPS_PAGE = "engine_agent.engines.vllm.middleware.StepsPage"
 CLASS_SCHEDULER = "engine_agent.engines.vllm.class_scheduler.class_aware_scheduler"
 USAGE_LEDGER = "engine_agent.engines.vllm.middleware.VllmUsageLedger"
@@ -127,6 +129,7 @@ def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
         *(("--kv-transfer-config", kv_transfer_config()) if options.kv_port else ()),
         *_executor(options),
         *_adapter_modules(options),
+        *(("--enable-sleep-mode", "--middleware", IDLE_SLEEP) if options.sleep else ()),
         *options.vllm_args,
     ]
 
@@ -205,6 +208,8 @@ def node_environment(options: ServeOptions, runtime: Path, cores: int, given: Ma
         wanted |= kv_transfer_environment(options.host, options.kv_port, interface)
     if options.batch_prompt_tokens:
         wanted[TOKENS_VARIABLE] = str(options.batch_prompt_tokens)
+    if options.sleep is not None:
+        wanted[SLEEP_VARIABLE] = "{} {}".format(*options.sleep)
     if options.followers > 0:
         wanted[MEMBER_VARIABLE] = options.member(runtime).to_variable()
     return {name: value for name, value in wanted.items() if name not in given or name == "TMPDIR"}

@@ -66,6 +66,8 @@ def diagnose(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
         yield _vllm(facts)
     elif expected.engine in ONE_PACKAGE:
         yield _one_package(facts, expected.engine)
+    elif expected.engine in LINKED:
+        yield _linked(facts, expected.engine)
     yield from _network(facts, expected)
     yield from _host(facts)
 
@@ -200,6 +202,18 @@ def _one_package(facts: NodeFacts, engine: str) -> Result:
     return Result(f"{engine} packages", True, f"{package} {version}")
 
 
+LINKED = ("sglang", "tensorrt-llm")
+"""Engines whose environment the operator puts into the cache; their distributions have the same names."""
+
+
+def _linked(facts: NodeFacts, engine: str) -> Result:
+    version = facts.distributions.get(engine, {}).get(engine)
+    if version is None:
+        wanted = f"a virtual environment with {engine}, or a link to one, at engines/{engine} in the cache"
+        return Result(f"{engine} packages", False, f"the cache has no environment of {engine}", wanted)
+    return Result(f"{engine} packages", True, f"{engine} {version}")
+
+
 def _network(facts: NodeFacts, expected: Expected) -> Iterator[Result]:
     if expected.engine == NEURON and expected.nodes > 1 and not facts.efa_devices:
         wanted = "interfaces of type efa on the machine, and the EFA installer; Inf2 and trn1.2xlarge have none"
@@ -284,7 +298,7 @@ def _ports(facts: NodeFacts) -> Result:
     return Result("ports", True, "the node's ports are free")
 
 
-ENGINES = ("generic", "llama-cpp", "neuron", "sim", "triton", "vllm")
+ENGINES = ("generic", "llama-cpp", "neuron", "sglang", "sim", "tensorrt-llm", "triton", "vllm")
 MARKS = {True: "ok", False: "WRONG", None: "-"}
 
 

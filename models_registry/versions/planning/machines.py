@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from models_registry.instance_types.planner import NEURON, InstanceShape
+from models_registry.instance_types.planner import NEURON, NVIDIA, InstanceShape
 from models_registry.versions.planning.spec import FieldReader, InvalidVersion, VersionSpec, not_served, one_of
 
 
@@ -101,6 +101,9 @@ def check_degrees(spec: VersionSpec, degrees: Degrees, machine: InstanceShape) -
         rules.check_one_process()
         return ()
     rules.check_cores()
+    if spec.engine in ("sglang", "tensorrt-llm"):
+        rules.check_cuda()
+        return ()
     if spec.engine == "neuron":
         rules.check_neuron()
         return tuple(rules.neuron_notes())
@@ -139,18 +142,41 @@ class _Rules:
             if name in DEGREES and value != 1:
                 raise self.broken(name, f"engine {self.spec.engine} runs one process on one node, so it must be 1")
 
+    def check_cuda(self) -> None:
+        """SGLang starts one server on each node, which share ranks and stages; TensorRT-LLM's nodes are started by
+        `mpirun`, which agents do not run."""
+        degrees, engine = self.degrees, self.spec.engine
+        if self.machine.vendor != NVIDIA:
+            raise InvalidVersion(
+                f"{self.spec.reference}: engine is {engine!r}; it runs on GPUs of NVIDIA, and {self.machine.name} has "
+                f"{self.machine.accelerator}"
+            )
+        self._check_tp_and_pp_only()
+        if engine == "tensorrt-llm" and degrees.nodes > 1:
+            raise self.broken("nodes", "engine tensorrt-llm needs mpirun over several nodes, so it must be 1")
+        if max(degrees.pp, degrees.nodes) % min(degrees.pp, degrees.nodes):
+            raise self.broken("pp", f"a stage is whole nodes, or a node whole stages: {degrees.nodes} nodes do not fit")
+        self._check_heads()
+
     def check_vllm(self) -> None:
-        degrees, heads = self.degrees, self.spec.heads
         if is_neuron(self.machine):
             raise InvalidVersion(
                 f"{self.spec.reference}: engine is 'vllm'; it does not run on {self.machine.accelerator} of "
                 f"{self.machine.name}, engine neuron does"
             )
-        if degrees.cp > 1:
-            raise self.broken("cp", "context parallelism needs engine neuron; on engine vllm it must be 1")
-        if degrees.dp > 1:
-            raise self.broken("dp", "engine vllm supports 1: add cells to the deployment for more replicas")
+        self._check_tp_and_pp_only()
         self._check_executor_over_nodes()
+        self._check_heads()
+
+    def _check_tp_and_pp_only(self) -> None:
+        engine = self.spec.engine
+        if self.degrees.cp > 1:
+            raise self.broken("cp", f"context parallelism needs engine neuron; on engine {engine} it must be 1")
+        if self.degrees.dp > 1:
+            raise self.broken("dp", f"engine {engine} supports 1: add cells to the deployment for more replicas")
+
+    def _check_heads(self) -> None:
+        degrees, heads = self.degrees, self.spec.heads
         if heads.attention is not None and heads.attention % degrees.tp:
             raise self.broken("tp", f"it must divide {heads.attention} attention heads: {self._fitting_degrees()}")
         if heads.kv is not None and heads.kv % degrees.tp and degrees.tp % heads.kv:

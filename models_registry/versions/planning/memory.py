@@ -10,19 +10,20 @@ from typing import Any
 
 from models_registry.instance_types.planner import LOCAL_CPU, InstanceShape
 from models_registry.versions.planning.checkpoint import FLOAT_BYTES, Checkpoint, ModelShape, Tensors, Weights
+from models_registry.versions.planning.known_options import FREE_SHARE, FREE_SHARE_DEFAULT, NAMES
 from models_registry.versions.planning.machines import Degrees
 from models_registry.versions.planning.spec import HeadCounts, InvalidVersion, VersionSpec
 
 GIB = 1024**3
-UTILIZATION = 0.92
-"""Default of `--gpu-memory-utilization`."""
 CONTEXT_BYTES = GIB
 """Per device: the CUDA context, NCCL's buffers and CUDA graphs take 0.5 to 1.5 GiB."""
 CPU_PROCESS_BYTES = 674 * 2**20
 """Resident memory of a worker on a CPU without its weights, by `python -m bench memory_estimate`."""
 ALLOWS_LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 OVERHEADS = ("process", "overhead")
-ENGINES_WITH_ARITHMETIC = ("neuron", "vllm")
+ENGINES_WITH_ARITHMETIC = ("neuron", "sglang", "tensorrt-llm", "vllm")
+LIMITED_BY_MODEL = ("sglang", "vllm")
+"""Engines that do not start with a longer context than the model's."""
 
 
 class Source(StrEnum):
@@ -102,10 +103,10 @@ def check_fits(spec: VersionSpec, checkpoint: Checkpoint, degrees: Degrees, mach
     """Raises InvalidVersion if the model certainly needs more memory than a device has, or its context is shorter than
     the version's; the text shows why. Memory of unknown machines, and of the local host's CPU, is not checked."""
     longest = checkpoint.shape.longest
-    if spec.engine == "vllm" and 0 < longest < spec.max_model_len and ALLOWS_LONGER not in spec.engine_env:
+    if spec.engine in LIMITED_BY_MODEL and 0 < longest < spec.max_model_len and ALLOWS_LONGER not in spec.engine_env:
         raise InvalidVersion(
             f"{spec.reference}: context_length is {spec.max_model_len}; it must be at most {longest}, the model's "
-            f"max_position_embeddings, unless engine_env.{ALLOWS_LONGER} is 1"
+            "max_position_embeddings" + (f", unless engine_env.{ALLOWS_LONGER} is 1" if spec.engine == "vllm" else "")
         )
     found = estimate_memory(spec, checkpoint, degrees, machine)
     if found.is_certain:
@@ -133,23 +134,24 @@ def _settings(spec: VersionSpec, shape: ModelShape, degrees: Degrees, machine: I
     is_cpu = machine.accelerator == "cpu"
     value_bytes = _value_bytes(options.get("dtype"), shape, spec.engine)
     latent_on_cpu = is_cpu and bool(shape.latent)
-    batched = whole_option(options, "max_num_batched_tokens") or default_batched_tokens(machine, degrees)
+    names = NAMES[spec.engine]
+    batched = whole_option(options, names.batched) or default_batched_tokens(machine, degrees)
     kv_space = str(spec.engine_env.get("VLLM_CPU_KVCACHE_SPACE", ""))
     kv_bytes = whole_option(options, "kv_cache_memory_bytes")
     if is_cpu and kv_space.isdecimal() and len(kv_space) < 8:
         kv_bytes = int(kv_space) * GIB
-    block = whole_option(options, "block_size") or (_CPU_BLOCK if is_cpu else _BLOCK)
-    stated = options.get("gpu_memory_utilization")
+    block = whole_option(options, names.block) or (_CPU_BLOCK if is_cpu else names.usual_block)
+    stated = options.get(names.share)
     return EngineSettings(
         engine=spec.engine,
         longest=spec.max_model_len,
         requests=spec.max_concurrency,
         value_bytes=value_bytes,
         kv_value_bytes=_KV_BYTES.get(str(options.get("kv_cache_dtype", "auto")), value_bytes),
-        utilization=float(stated) if isinstance(stated, int | float) and 0 < stated <= 1 else UTILIZATION,
+        utilization=float(stated) if isinstance(stated, int | float) and 0 < stated <= 1 else names.usual_share,
         kv_bytes=kv_bytes,
         block=_BLOCK if latent_on_cpu else block,
-        in_flight=batched if is_cpu or options.get("no_async_scheduling") else 2 * batched,
+        in_flight=batched if is_cpu or options.get("no_async_scheduling") or names.usual_share == 1 else 2 * batched,
         method=str(spec.quantization.get("method") or spec.quantization.get("dtype") or ""),
         is_hybrid=not options.get("disable_hybrid_kv_cache_manager"),
     )
@@ -289,8 +291,11 @@ class _Arithmetic:
             )
         if self.settings.engine == "neuron":
             return memory
+        if share == 1 and NAMES[self.settings.engine].usual_share == 1:
+            return memory
         usable = int(memory * share)
-        self.say("usable by the engine", usable, "bytes", Source.STATED, f"gpu_memory_utilization {share:g} of it")
+        how = f"{NAMES[self.settings.engine].share} {share:g} of it"
+        self.say("usable by the engine", usable, "bytes", Source.STATED, how)
         return usable
 
     def _overhead(self) -> int:
@@ -298,7 +303,8 @@ class _Arithmetic:
             self.say(OVERHEADS[0], CPU_PROCESS_BYTES, "bytes", Source.MEASURED, "a worker on a CPU without its weights")
             return CPU_PROCESS_BYTES
         shape, settings = self.shape, self.settings
-        batched = settings.in_flight // 2 if settings.engine == "vllm" else settings.longest
+        batched = settings.longest if settings.engine == "neuron" else settings.in_flight
+        batched = batched // 2 if settings.engine == "vllm" else batched
         widest = 4 * shape.hidden + 2 * max(shape.intermediate, shape.shared_intermediate) // self.degrees.tp
         step = batched * widest * settings.value_bytes
         logits = settings.requests * shape.vocabulary * 8
@@ -316,7 +322,17 @@ class _Arithmetic:
             return self.settings.kv_bytes
         if not usable:
             return 0
+        if self.settings.engine == "sglang" and self.settings.utilization < 1:
+            left = max(0, usable - weights)  # SGLang's share is of weights and cache alone
+            self.say("KV cache", left, "bytes", Source.ESTIMATED, "usable - weights")
+            return left
         left = max(0, usable - weights - self._overhead())
+        if self.settings.engine == "tensorrt-llm":
+            stated = {name.replace("-", "_"): value for name, value in self.spec.engine_options.items()}.get(FREE_SHARE)
+            share = stated if isinstance(stated, int | float) and 0 < stated <= 1 else FREE_SHARE_DEFAULT
+            how = f"{FREE_SHARE} {share:g} of what is free"
+            self.say("KV cache", int(left * share), "bytes", Source.ESTIMATED, how)
+            return int(left * share)
         self.say("KV cache", left, "bytes", Source.ESTIMATED, "usable - weights - overhead")
         return left
 
@@ -383,9 +399,9 @@ class _Arithmetic:
         if not usable:
             return "", False
         device = f"a device of {self.machine.name} has {_gib(usable)}"
-        if settings.engine == "vllm":
+        if settings.engine != "neuron" and settings.utilization < 1:
             whole = _gib(device_memory_bytes(self.machine))
-            device += f" ({whole} x gpu_memory_utilization {settings.utilization:g})"
+            device += f" ({whole} x {NAMES[settings.engine].share} {settings.utilization:g})"
         degrees = f"tp = {self.degrees.tp}" + (f", pp = {self.degrees.pp}" if self.degrees.pp > 1 else "")
         if weights > usable:
             return (

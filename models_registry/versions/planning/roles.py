@@ -106,6 +106,10 @@ def check_apart(spec: VersionSpec, machine: InstanceShape) -> None:
     place = f"{spec.reference} cannot have prefill and decode cells"
     if spec.engine not in CONNECTORS:
         raise InvalidVersion(f"{place}: engine {spec.engine} does not hand over, {' and '.join(CONNECTORS)} do")
+    options = {name.replace("-", "_"): value for name, value in spec.engine_options.items()}
+    for name in ("kv_offloading_size", "sleep_idle_seconds"):
+        if options.get(name) is not None:
+            raise InvalidVersion(f"{place}: handover does not support engine_options.{name}; keep its cells mixed")
     if spec.adapters:
         raise InvalidVersion(f"{place}: handover does not support adapters; keep its cells mixed")
     method = spec.speculation.get("method")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import Any
 
+from engine_agent.protocol.engine_options import SGLANG_QUANTIZATIONS
 from engine_agent.protocol.ingress_messages import ADAPTER_NAME
 from engine_agent.protocol.manifest import BadArtifact
 from engine_agent.protocol.messages import Artifact, PlanAdapter
@@ -297,7 +298,7 @@ NEURON_SCHEMES = ("per_tensor_symmetric", PER_CHANNEL)
 
 @dataclass(frozen=True, slots=True)
 class VllmQuantization:
-    """A method of vLLM, by its name there. Not needed for checkpoints that state their quantization."""
+    """A method of vLLM or SGLang, by its name there. Not needed for checkpoints that state their quantization."""
 
     method: str
 
@@ -327,6 +328,8 @@ def read_quantization(reference: str, engine: str, stated: Mapping[str, Any]) ->
     read: Quantization
     if engine == "vllm":
         read = VllmQuantization(fields.text("method"))
+    elif engine == "sglang":
+        read = VllmQuantization(fields.choice("method", SGLANG_QUANTIZATIONS))
     elif engine == "neuron":
         read = _neuron(fields)
     else:

@@ -156,7 +156,9 @@ class Method(StrEnum):
 METHODS_OF_ENGINE: Mapping[str, tuple[Method, ...]] = {
     "generic": (),
     "llama-cpp": (),
+    "sglang": (),
     "sim": (),
+    "tensorrt-llm": (),
     "triton": (),
     "vllm": (Method.NGRAM, Method.DRAFT_MODEL, Method.MEDUSA, Method.EAGLE, Method.EAGLE3),
     "neuron": (Method.MEDUSA, Method.EAGLE, Method.EAGLE3),

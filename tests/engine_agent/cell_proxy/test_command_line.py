@@ -43,6 +43,8 @@ def test_the_words_of_the_agent_become_settings() -> None:
     assert members == EngineMembers(refused=frozenset({"grammar"}), sequences=1)
     assert (settings.members, settings.probes.token_interval_s) == (EngineMembers(), 10.0)
     assert parse_arguments([*words(), "--sleeps"]).probes.token_interval_s == float("inf")
+    other = parse_arguments(words(metrics_path="/prometheus/metrics")).metrics_path
+    assert (settings.metrics_path, other) == ("/metrics", "/prometheus/metrics")
     assert settings.host == settings.admin_host == "127.0.0.1"
 
 

@@ -130,6 +130,31 @@ def test_members_that_no_client_may_set_are_replaced_where_it_does() -> None:
     assert rewrite_body(b"/v1/embeddings", b'{"model":"m","input":["a","b"]}', None, engine=engine) == BodyRewrite()
 
 
+TEXT_ENGINE = EngineMembers(paths=frozenset({"/v1/chat/completions"}), text_only=True)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'[{"type":"text","text":"a"},{"type":"image_url","image_url":{"url":"file:///etc/passwd"}}]',
+        b'[{"image_url":"http://169.254.169.254/"}]',
+        b'{"type":"image_url"}',
+    ],
+)
+def test_an_engine_that_would_load_any_url_gets_text_alone(content: bytes) -> None:
+    body = b'{"model":"m","messages":[{"role":"user","content":%b}]}'
+    with pytest.raises(BadRequest, match="takes text alone: no images"):
+        rewrite_body(CHAT, body % content, None, engine=TEXT_ENGINE)
+    for text in (b'"a"', b'[{"type":"text","text":"a"}]', b"null", b"[]"):
+        assert rewrite_body(CHAT, body % text, None, engine=TEXT_ENGINE) == BodyRewrite()
+
+
+def test_paths_beyond_those_of_the_engine_are_another_api() -> None:
+    with pytest.raises(BadRequest, match="has another API, so /v1/messages is not available") as refused:
+        rewrite_body(b"/v1/messages", b'{"model":"m"}', None, engine=TEXT_ENGINE)
+    assert (refused.value.status, refused.value.code) == (404, "unsupported_model")
+
+
 def test_other_paths_are_left_alone() -> None:
     assert rewrite_body(b"/v1/models", b'{"stream":true}', 200) == BodyRewrite()
     assert rewrite_body(b"/v1/embeddings", b'{"stream":true}', 200) == BodyRewrite(b'"priority":200')

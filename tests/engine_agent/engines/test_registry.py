@@ -4,14 +4,14 @@ import pytest
 from msgspec import structs
 
 from engine_agent.engines.base import EngineUnavailable
-from engine_agent.engines.registry import check_role, engine_adapter, engine_pythons
+from engine_agent.engines.registry import ADAPTERS, check_role, engine_adapter, engine_pythons
 from engine_agent.protocol.messages import EnginePlan
 from engine_agent.protocol.states import CellRole
 from tests.engine_agent.engines.contexts import peer
 from tests.engine_agent.orders import assignment
 
 
-@pytest.mark.parametrize("engine", ["generic", "llama-cpp", "neuron", "sim", "triton", "vllm"])
+@pytest.mark.parametrize("engine", sorted(ADAPTERS))
 def test_an_adapter_answers_to_its_name(engine: str) -> None:
     assert engine_adapter(engine).name == engine
 
@@ -19,7 +19,7 @@ def test_an_adapter_answers_to_its_name(engine: str) -> None:
 def test_an_unknown_engine_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
         EngineUnavailable,
-        match=r"unknown engine 'abacus'; this agent knows generic, .*, sim, triton, vllm",
+        match=r"unknown engine 'abacus'; this agent knows generic, .*, sim, tensorrt-llm, triton, vllm",
     ):
         engine_adapter("abacus")
 

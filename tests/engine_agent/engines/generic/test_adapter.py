@@ -55,7 +55,7 @@ def test_it_becomes_the_program_that_the_machine_has() -> None:
     ("wrong", "why"),
     [
         (assignment(peer(0), peer(1)), "one node; this cell has several"),
-        (assignment(adapters=(PlanAdapter("fine", None),)), "a model as it is, and the plan has a adapter fine"),
+        (assignment(adapters=(PlanAdapter("fine", None),)), "a model as it is, and the plan has the adapter fine"),
         (assignment(draft=Artifact("file:///srv/draft", "sha256:1")), "draft model"),
         (assignment(artifact=None), "names no artifact"),
         (assignment(args=("--n-threads", "2")), "needs --command"),

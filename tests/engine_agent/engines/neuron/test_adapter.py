@@ -10,7 +10,8 @@ import pytest
 
 from engine_agent.engines.base import EngineContext, EngineUnavailable
 from engine_agent.engines.compile_cache import with_compile_cache
-from engine_agent.engines.neuron.adapter import NeuronAdapter, installed_python
+from engine_agent.engines.neuron.adapter import NeuronAdapter
+from engine_agent.engines.registry import installed_python
 from engine_agent.engines.vllm.options import parse
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan
 from tests.engine_agent.engines.neuron.orders import ARTIFACT, ONE_NODE, TWO_NODES, assignment, neuron_args, node
@@ -108,12 +109,12 @@ def test_a_node_without_neuron_says_where_it_belongs() -> None:
 
 
 def test_an_environment_or_a_link_to_one_counts_as_installed(tmp_path: Path) -> None:
-    assert installed_python(tmp_path) is None
+    assert installed_python("neuron", tmp_path) is None
     (tmp_path / "image" / "bin").mkdir(parents=True)
     (tmp_path / "image" / "bin" / "python").touch()
     (tmp_path / "engines").mkdir()
     (tmp_path / "engines" / "neuron").symlink_to(tmp_path / "image")
-    assert installed_python(tmp_path) == tmp_path / "engines" / "neuron" / "bin" / "python"
+    assert installed_python("neuron", tmp_path) == tmp_path / "engines" / "neuron" / "bin" / "python"
 
 
 def test_leader_and_follower_are_asked_for_health_where_they_answer() -> None:

@@ -120,6 +120,9 @@ def test_a_machine_without_devices_is_for_vllm_where_that_is_installed_or_for_th
     assert wrong(replace(plain, distributions={"llama-cpp": {"xllamacpp": "1"}}), Expected("llama-cpp")) == {}
     assert wrong(replace(plain, distributions={"triton": {"nvidia-pytriton": "1"}}), Expected("triton")) == {}
     assert wrong(plain, Expected("triton"))["triton packages"].wanted.endswith("triton.environment install --cache DIR")
+    for linked in ("sglang", "tensorrt-llm"):
+        assert f"at engines/{linked} in the cache" in wrong(plain, Expected(linked))[f"{linked} packages"].wanted
+        assert wrong(replace(plain, distributions={linked: {linked: "1"}}), Expected(linked)) == {}
     assert wrong(plain, Expected("sim")) == {}
     assert wrong(plain, Expected("neuron"))["neuron devices"].found.startswith("no device of neuron found")
 

@@ -81,7 +81,7 @@ def test_a_simulated_version_needs_no_artifact_and_no_context_flag() -> None:
     [
         (
             {"engine": "tgi"},
-            r"llama@3: engine is 'tgi'; it must be one of generic, .*, sim, triton, vllm",
+            r"llama@3: engine is 'tgi'; it must be one of generic, .*, sim, tensorrt-llm, triton, vllm",
         ),
         ({"artifact_uri": ""}, r"llama@3: engine vllm needs artifact_uri"),
         (

@@ -229,3 +229,28 @@ def test_a_shape_without_attention_keeps_nothing_per_token() -> None:
     shape = ModelShape("linear", 4, 64, 4, 4, 16, 128, 100, linear_layers=4, state_values=1000)
     found = estimate_memory(spec("vllm", P5), Checkpoint(shape, computed_weights(shape)), Degrees(), P5)
     assert found.kv_bytes_per_token == 0
+
+
+def test_sglangs_share_is_of_weights_and_cache_and_tensorrts_of_what_is_free() -> None:
+    weights = estimate(LLAMA_8B, Degrees()).weights_bytes
+    stated = estimate(LLAMA_8B, Degrees(), engine="sglang", engine_options={"mem_fraction_static": 0.5})
+    assert stated.kv_bytes == 40 * GIB - weights
+    assert [line.how for line in stated.lines if line.name == "usable by the engine"] == [
+        "mem_fraction_static 0.5 of it"
+    ]
+    free = estimate(LLAMA_8B, Degrees(), engine="sglang").kv_bytes
+    quarter = {"kv_cache_free_gpu_memory_fraction": 0.25, "max_num_tokens": 8192}
+    assert 70 * GIB < free + weights < 80 * GIB
+    found = estimate(LLAMA_8B, Degrees(), engine="tensorrt-llm", engine_options=quarter).kv_bytes
+    assert found == pytest.approx(free / 4, rel=0.01)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "tensorrt-llm"])
+def test_versions_of_both_are_checked_against_their_checkpoint(engine: str) -> None:
+    known = {"s3://models/llama-3": checkpoint(LLAMA_70B)}
+    large = spec(engine, P5, {"tp": 1}, golden_waiver="none", heads=HeadCounts())
+    assert "weights need 131.42 GiB" in evaluate_version(large, INSTANCE_TYPES, known).problems[P5.name]
+    split = spec(engine, P5, {"tp": 3}, golden_waiver="none", heads=HeadCounts())
+    assert "it must divide 64 attention heads" in evaluate_version(split, INSTANCE_TYPES, known).problems[P5.name]
+    fits = spec(engine, P5, {"tp": 8}, golden_waiver="none", heads=HeadCounts())
+    assert evaluate_version(fits, INSTANCE_TYPES, known).problems == {P5.name: ""}
