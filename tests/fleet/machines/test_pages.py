@@ -178,7 +178,7 @@ def test_a_host_is_divided_on_its_page_and_its_nodes_are_listed() -> None:
     assert "cpu 0,1,2,3; 4 CPUs; 16 GiB" in text
     assert "cpu 4,5,6,7; 4 CPUs; 16 GiB" in text
     assert client.post(where, {"layout": "2x4", "pinned": "yes"}).status_code == 302
-    assert "2x4 (pinned)" in fragment(client, "/nodes/", "machines")
+    assert "pinned" in fragment(client, "/nodes/", "machines")
     assert "checked" in client.get(where).text
     client.post(where, {"layout": ""})
     assert (Machine.objects.get().layout, Machine.objects.get().layout_pinned) == ("", False)
