@@ -2,8 +2,9 @@
 needs. Pure."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
+from functools import lru_cache
 from itertools import accumulate, groupby
 
 from msgspec.structs import replace
@@ -220,7 +221,8 @@ def even_sizes(devices: int, size: int, *, are_shares: bool) -> list[int]:
     return sizes
 
 
-def node_sizes(layout: str, facts: MachineFacts, shapes: Iterable[InstanceShape]) -> dict[str, int]:
+@lru_cache(1024)
+def node_sizes(layout: str, facts: MachineFacts, shapes: tuple[InstanceShape, ...]) -> Mapping[str, int]:
     """Instance type -> fewest devices of a node of this type, for the types of which this machine can have nodes. Empty
     if its devices differ, as MIG instances of several profiles."""
     devices = device_count(layout, facts)

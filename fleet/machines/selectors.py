@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
-from django.db.models import CharField, OuterRef, Prefetch, Q, QuerySet, Subquery, Value
+from django.db.models import CharField, Exists, OuterRef, Prefetch, Q, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce, NullIf
 
 from engine_agent.protocol.machine_messages import MachineFacts, MachineOrder, ReleaseOrder, RunAgent
 from engine_agent.protocol.states import AgentKind
+from fleet.cells.models import CellMember
 from fleet.clouds.models import CloudNotice
 from fleet.machines.layouts import device_count, facts_of_node, missing_devices, node_sizes
 from fleet.machines.models import Invitation, Machine, MachineSlot
@@ -141,16 +142,19 @@ def free_machines() -> dict[str, dict[str, int]]:
 
 
 def machine_views(kinds: Collection[str], shapes: Mapping[str, InstanceShape]) -> tuple[MachineView, ...]:
-    """Connected joined hosts without broken devices that the planner may divide into nodes of these instance types, and
-    those whose layout changes. Three queries."""
+    """Connected joined hosts without broken devices or cells that the planner may divide into nodes of these instance
+    types, and those whose layout changes. Two queries."""
     rows = Machine.objects.filter(provider=POOLED, role=MachineRole.NODE.value, connected=True, leaving=False)
     rows = rows.filter(Q(layout_changes=True) | Q(state__in=SHARED, layout_pinned=False, broken={}))
-    wanted = [shapes[kind] for kind in sorted(kinds) if kind in shapes]
+    members = CellMember.objects.values("node_id")
+    in_cells = MachineSlot.objects.filter(machine=OuterRef("pk"), runs__in=members)
+    rows = rows.exclude(runs__in=members).exclude(Exists(in_cells))
+    wanted = tuple(shapes[kind] for kind in sorted(kinds) if kind in shapes)
     found = (_machine_view(row, wanted) for row in rows.order_by("id").prefetch_related("slots"))
     return tuple(view for view in found if view is not None)
 
 
-def _machine_view(row: Machine, wanted: Collection[InstanceShape]) -> MachineView | None:
+def _machine_view(row: Machine, wanted: tuple[InstanceShape, ...]) -> MachineView | None:
     facts, slots = row.stated_facts(), list(row.slots.all())
     if facts is None or row.port_base is None:
         return None
