@@ -2,7 +2,7 @@
 
 Run by the engine's Python. It checks the weights and the options, writes the model repository, starts Triton as its
 child and answers OpenAI's API in front of it, all on loopback. /health answers 503 until the model is loaded. If Triton
-or the model's process exits, clients are told and this process exits; a killed launcher takes both with it.
+or the model's process exits, clients receive an error and this process exits; a killed launcher takes both with it.
 
 Exit status: 2 bad command line, 3 no Triton here, 4 bad artifact, 5 address in use, 70 Triton ended, or cannot serve
 the model as its version states."""
@@ -54,7 +54,7 @@ GRACE_S = 2.0
 STOP_S = 5.0
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where the Python backend keeps its queues
 RESTRICTED = "model-config,model-repository,shared-memory,statistics,trace,logging"
-"""Parts of Triton's API that need a key, which nobody has: they change models and write files."""
+"""Parts of Triton's API that need a key, which is thrown away: they change models and write files."""
 _LEFT_OUT = ("port", "hostnames", "model_alias", "n_threads_http")
 """Settings of llama.cpp's own HTTP server."""
 
@@ -217,7 +217,7 @@ async def _watch_server(server: asyncio.subprocess.Process, children: Children) 
 
 async def _watch_model(folder: Path, triton: KServe, children: Children) -> None:
     """Waits until the model is ready, and then for the end of its process."""
-    while not await triton.is_ready():  # noqa: ASYNC110 - Triton tells nobody
+    while not await triton.is_ready():  # noqa: ASYNC110 - Triton has no event for it
         await asyncio.sleep(READY_POLL_S)
     pid = int((folder / PID_FILE).read_text())
     process, exited = os.pidfd_open(pid), asyncio.Event()
