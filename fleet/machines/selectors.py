@@ -69,6 +69,8 @@ def notices_of(machine: Machine, now: datetime) -> tuple[str, ...]:
         silent_s=silent_for_s(machine.last_seen_at, now),
     )
     notices = (*notices, *(announced(notice) for notice in machine.notices.all() if notice.settled_at is None))
+    if machine.layout_changes:
+        notices = (*notices, f"It becomes {machine.next_layout or 'one node'} when its nodes are wiped.")
     for slot in machine.slots.all():
         notices = (*notices, *_slot_notices(machine, slot))
     for what, why in sorted(machine.broken.items()):

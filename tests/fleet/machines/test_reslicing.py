@@ -18,7 +18,7 @@ from fleet.clouds.machines import MachinesProvider
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.faults.models import Incident
 from fleet.machines.models import Machine
-from fleet.machines.selectors import free_machines, pool_of
+from fleet.machines.selectors import free_machines, notices_of, pool_of
 from fleet.machines.services.layouts import layout_change, machine_layout_set
 from fleet.machines.services.machines import invitation_create, machine_enrol, machine_move, machine_remove
 from fleet.machines.services.reports import ReceivedMachineReport, machine_hellos_store, machine_reports_store
@@ -113,6 +113,7 @@ def test_cells_that_wait_get_the_machine_in_nodes_of_their_size(time: Clock) -> 
     machine = Machine.objects.get()
     assert (machine.layout, machine.layout_changes, machine.next_layout) == ("8x1", True, "4x2")
     assert {node.state for node in Node.objects.all()} == {NodeState.RETIRED}
+    assert "It becomes 4x2 when its nodes are wiped." in notices_of(machine, time.now)
     entry = Disruption.objects.get()
     assert (entry.machine_id, entry.cause, entry.cell_id) == (machine.id, DisruptionCause.LAYOUT, None)
     said = Event.objects.filter(kind="machine.layout").latest("pk").message
