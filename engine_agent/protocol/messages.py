@@ -314,6 +314,20 @@ class Load(Struct, frozen=True):
     handed_back_total: int = 0
 
 
+class DeviceClocks(Struct, frozen=True, omit_defaults=True):
+    """The clock of a device now, and `reasons` why it is below its maximum, by the driver's names.
+
+    Sums since its reader started, without idle time: `sampled_ms`; `full_clock_ms`, the equivalent time at the maximum;
+    `reason_ms` by reason, of those that make it slow (`engine_agent.protocol.signatures.SLOW_CLOCK_REASONS`)."""
+
+    clock_mhz: int = 0
+    max_clock_mhz: int = 0
+    reasons: Annotated[tuple[str, ...], Meta(max_length=16)] = ()
+    sampled_ms: int = 0
+    full_clock_ms: int = 0
+    reason_ms: Annotated[dict[str, int], Meta(max_length=16)] = field(default_factory=dict)
+
+
 class Accelerator(Struct, frozen=True):
     """One device and its use. `errors` counts since its driver was loaded, by the maker's names. Unknown values are
     None or "". `numa`: the NUMA node that it is attached to."""
@@ -328,6 +342,7 @@ class Accelerator(Struct, frozen=True):
     errors: dict[str, int] = field(default_factory=dict)
     uuid: str = ""
     numa: int | None = None
+    clocks: DeviceClocks | None = None
 
     def __str__(self) -> str:
         parts = [f"{self.kind} {self.index}: {self.name}"]

@@ -67,6 +67,18 @@ UNATTRIBUTED_SIGNATURES = frozenset(
 """Every rank of a cell sees these when one of them is broken: they identify the cell, not the node."""
 
 
+SLOW_CLOCK_REASONS: Mapping[str, str] = {
+    "hw_slowdown": "its hardware halves the clock or more",
+    "sw_thermal_slowdown": "it is too hot",
+    "hw_thermal_slowdown": "it is so hot that its hardware halves the clock or more",
+    "hw_power_brake_slowdown": "its machine's power supply asks for less power",
+}
+"""Reasons of an NVIDIA driver for a lower clock that are trouble of the machine: cooling, power supply, hardware. The
+others are normal: a GPU that is idle (`gpu_idle`), limited by an operator (`applications_clocks_setting`,
+`display_clock_setting`, `sync_boost`), or at its power limit under full load (`sw_power_cap`). Source: nvml.h,
+`nvmlClocksEventReasons`."""
+
+
 class FaultScope(StrEnum):
     """The part of a machine that a fault concerns: one device, which only its node uses, or the machine with all of its
     nodes."""

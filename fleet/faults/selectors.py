@@ -15,6 +15,7 @@ from fleet.faults.models import CellSighting, FaultRule, Incident, Repair, Repla
 from fleet.faults.planning.drift import Guessing
 from fleet.faults.planning.views import (
     Attempt,
+    DeviceWindow,
     FaultsView,
     IncidentKind,
     IncidentView,
@@ -69,7 +70,14 @@ def rule_modes() -> dict[Rule, RuleMode]:
 def step_windows(cell: str, generation: int, stored: Iterable[Mapping[str, Any]]) -> tuple[StepWindow, ...]:
     """A rank's recent windows as stored in `StepRecord`, oldest first."""
     return tuple(
-        StepWindow(window["index"], cell, generation, _buckets(window["steps"]), _buckets(window["compute_ms"]))
+        StepWindow(
+            window["index"],
+            cell,
+            generation,
+            _buckets(window.get("steps", {})),
+            _buckets(window.get("compute_ms", {})),
+            {name: DeviceWindow(**clocks) for name, clocks in window.get("devices", {}).items()},
+        )
         for window in stored
     )
 

@@ -1,7 +1,12 @@
 """Failures heal automatically, and clients see no more errors than unavoidable."""
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
@@ -11,6 +16,7 @@ from tests.scenarios.running_fleet import AskedFleet, RunningFleet, eventually
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
 
+CHECKOUT = Path(__file__).resolve().parents[2]
 REGION = "us-east-1"
 RATE = 5.0
 
@@ -104,3 +110,44 @@ def test_without_the_control_plane_inference_goes_on_and_state_survives(fleet: R
     assert {name: cell["generation"] for name, cell in after.items()} == {
         name: cell["generation"] for name, cell in cells.items()
     }
+
+
+BREAK = """
+from fleet.nodes.services.reports import fault_record
+from kernel import clock
+evidence = {"xid": 79, "device": 0, "hard": True}
+fault_record(node="%s", signature="nvidia_xid_fatal", summary="XID 79 on nvidia 0", evidence=evidence, now=clock.now())
+"""
+
+
+def break_device(fleet: RunningFleet, node: str) -> None:
+    """Stores what the agent of a machine with a GPU would report."""
+    state = json.loads((fleet.home / "up.json").read_text())
+    environment = {
+        **os.environ,
+        "SWITCHYARD_HOME": str(fleet.home),
+        "DATABASE_URL": state["database_url"],
+        "VALKEY_URL": state.get("valkey_url", ""),
+        "SECRET_KEY": "of-a-test-that-signs-nothing-0123456789-abcdefghijkl",
+    }
+    command = [sys.executable, "manage.py", "shell", "-c", BREAK % node]
+    done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.long
+def test_a_node_that_a_reboot_cures_is_a_spare_again_while_another_serves(fleet: RunningFleet) -> None:
+    cell = next(iter(fleet.cells(deployment="sim-70b", region=REGION).values()))
+    victim = cell["nodes"][1]["id"]
+    pids = {process.pid for process in agent_and_engine(victim, home=fleet.home)}
+    break_device(fleet, victim)
+    eventually(lambda: victim not in {node["id"] for node in fleet.cells()[cell["id"]]["nodes"]})
+    eventually(lambda: fleet.cells()[cell["id"]]["state"] == "ready")
+    eventually(lambda: fleet.api(f"nodes/{victim}")["state"] == "ready")
+    assert fleet.api(f"nodes/{victim}")["reason"].startswith("repaired by a reboot of its machine: ")
+    assert pids.isdisjoint({process.pid for process in agent_and_engine(victim, home=fleet.home)})
+    (incident,) = fleet.api("incidents", node=victim, kind="hardware-fault", state="closed")["results"]
+    assert [(step["rung"], step["state"]) for step in incident["evidence"]["ladder"]][1:3] == [
+        ("reset_device", "skipped"),
+        ("reboot_machine", "cured"),
+    ]

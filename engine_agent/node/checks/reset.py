@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Awaitable, Callable, Sequence
 
 from engine_agent.node.checks.result import Result
+from engine_agent.protocol.machine_messages import gpu_index
 from engine_agent.protocol.messages import Accelerator
 
 CHECK = "reset"
@@ -27,7 +28,7 @@ async def reset_devices(
 ) -> Result:
     """Resets the node's `own` devices that are `named`, by UUID or as `neuron 3`; all of them if none is. `machine`:
     all devices of the machine."""
-    chosen = [device for device in own if not named or {device.uuid, f"{device.kind} {device.index}"} & set(named)]
+    chosen = [device for device in own if not named or _names(device) & set(named)]
     if not chosen:
         return Result(CHECK, False, f"the node has no device {', '.join(named)}".rstrip(), WANTED)
     if any(device.uuid.startswith("MIG-") for device in chosen):
@@ -39,6 +40,11 @@ async def reset_devices(
         if error := await run(["nvidia-smi", "--gpu-reset", "-i", device.uuid or str(device.index)]):
             return Result(CHECK, False, f"{device.kind} {device.index}: {error}", WANTED)
     return Result(CHECK, True, f"reset {', '.join(f'{device.kind} {device.index}' for device in chosen)}")
+
+
+def _names(device: Accelerator) -> set[str]:
+    """A fault of a GPU is one of its MIG instances."""
+    return {device.uuid, f"{device.kind} {device.index}", f"{device.kind} {gpu_index(device.index)}"}
 
 
 async def _reload_neuron(own: Sequence[Accelerator], machine: Sequence[Accelerator], run: Run) -> Result:

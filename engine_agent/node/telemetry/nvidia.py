@@ -1,227 +1,29 @@
 """Reads NVIDIA devices from a separate thread: use, memory and error counters every few seconds, and error events as
 they come. A GPU with MIG is shown as its instances, whose use NVML does not measure. A hanging driver blocks only that
-thread; the node then reports how long it has been silent. `Nvml` is the NVIDIA Management Library with types. Each of
-its calls may block as long as the driver."""
+thread; the node then reports how long it has been silent."""
 
 import asyncio
 import contextlib
-import importlib
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any
 
 from msgspec import structs
 
 from engine_agent.node.planning.energy import Reading
 from engine_agent.node.telemetry.accelerators import OnFault, Restarts, grown, hardware_fault
-from engine_agent.protocol.machine_messages import instance_index
+from engine_agent.node.telemetry.nvml import GPU_IS_LOST, KIND, RESET_REQUIRED, Nvml, NvmlFailed, Xid, load_library
+from engine_agent.node.telemetry.throttling import ClockMeter
 from engine_agent.protocol.messages import Accelerator
 from engine_agent.protocol.signatures import FaultSignature
 
-KIND = "nvidia"
-MODULE = "pynvml"
-"""Of the distribution nvidia-ml-py. It is imported only if there is a device, because it loads the driver's library."""
-
-GPU_IS_LOST, RESET_REQUIRED = 15, 16
-"""NVML_ERROR_GPU_IS_LOST, NVML_ERROR_RESET_REQUIRED"""
-_TIMEOUT = 10
-MOST_WATTS = 2_000.0
-"""Of a device without a stated limit: more than any device draws."""
-_CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
-_XID_CRITICAL_ERROR = 8
-_GPU_RECOVERY_ACTION = 230
-_MIG_ENABLED = 1
+log = logging.getLogger(__name__)
 
 RELEASED_WITHIN_S = 10.0
 HELD_POLL_S = 0.05
-
-T = TypeVar("T")
-
-
-class NvmlFailed(Exception):
-    """A call failed; `code` is NVML's, 0 if the library itself cannot be used."""
-
-    def __init__(self, call: str, code: int, reason: str) -> None:
-        super().__init__(f"{call}: {reason}")
-        self.code = code
-
-
-@dataclass(frozen=True, slots=True)
-class Xid:
-    """An error that the driver reported for a device; None if it no longer reports which."""
-
-    code: int
-    device: int | None
-
-
-class Nvml:
-    """One session with the library. `library` is the module `pynvml` or a substitute."""
-
-    def __init__(self, library: Any) -> None:
-        """Opens the session and registers for events of every device. Raises NvmlFailed if the driver does not answer
-        or refuses."""
-        self._library = library
-        self._call("nvmlInit")
-        self.device_count: int = self._call("nvmlDeviceGetCount")
-        self._events = self._call("nvmlEventSetCreate")
-        self._numa: dict[str, int | None] = {}
-        self.has_events = False
-        """Whether any device reports events; otherwise `next_xid` returns immediately."""
-        for index in range(self.device_count):
-            handle = self._call_or_none("nvmlDeviceGetHandleByIndex", index)
-            if handle is not None and self._answers("nvmlDeviceRegisterEvents", handle):
-                self.has_events = True
-
-    def close(self) -> None:
-        self._call_or_none("nvmlEventSetFree", self._events)
-        self._call_or_none("nvmlShutdown")
-
-    def read(self, index: int) -> Accelerator:
-        """The current state of a device, without unsupported values. Raises NvmlFailed if it does not answer at all,
-        for example because it fell off the bus."""
-        handle = self._call("nvmlDeviceGetHandleByIndex", index)
-        memory = self._call("nvmlDeviceGetMemoryInfo", handle)
-        use = self._call_or_none("nvmlDeviceGetUtilizationRates", handle)
-        uuid = _text(self._call_or_none("nvmlDeviceGetUUID", handle))
-        if uuid not in self._numa:
-            self._numa[uuid] = self._numa_of(handle)
-        return Accelerator(
-            index=index,
-            kind=KIND,
-            name=_text(self._call("nvmlDeviceGetName", handle)),
-            utilisation_percent=float(use.gpu) if use is not None else None,
-            memory_used_bytes=int(memory.used),
-            memory_total_bytes=int(memory.total),
-            errors=self._errors(handle),
-            uuid=uuid,
-            numa=self._numa[uuid],
-        )
-
-    def instances(self, index: int) -> tuple[Accelerator, ...] | None:
-        """The MIG instances of a GPU, with its error counters; None without MIG. Raises NvmlFailed as `read`."""
-        handle = self._call("nvmlDeviceGetHandleByIndex", index)
-        mode = self._call_or_none("nvmlDeviceGetMigMode", handle)
-        if mode is None or mode[0] != _MIG_ENABLED:
-            return None
-        gpu = self.read(index)
-        found: list[Accelerator] = []
-        for number in range(self._call_or_none("nvmlDeviceGetMaxMigDeviceCount", handle) or 0):
-            instance = self._call_or_none("nvmlDeviceGetMigDeviceHandleByIndex", handle, number)
-            if instance is None:
-                continue  # a place without an instance
-            memory = self._call("nvmlDeviceGetMemoryInfo", instance)
-            found.append(
-                structs.replace(
-                    gpu,
-                    index=instance_index(index, number),
-                    name=_text(self._call("nvmlDeviceGetName", instance)),
-                    utilisation_percent=None,
-                    memory_used_bytes=int(memory.used),
-                    memory_total_bytes=int(memory.total),
-                    uuid=_text(self._call("nvmlDeviceGetUUID", instance)),
-                )
-            )
-        return tuple(found)
-
-    def energy(self, index: int) -> Reading | None:
-        """The energy of a device since its driver was loaded; None if unsupported or without an answer."""
-        handle = self._call_or_none("nvmlDeviceGetHandleByIndex", index)
-        if handle is None:
-            return None
-        try:
-            millijoules = self._call("nvmlDeviceGetTotalEnergyConsumption", handle)
-            limits = self._call_or_none("nvmlDeviceGetPowerManagementLimitConstraints", handle)
-        except NvmlFailed:
-            return None
-        most_watts = limits[1] / 1000 if limits is not None and limits[1] else MOST_WATTS
-        return Reading(microjoules=int(millijoules) * 1000, most_watts=most_watts)
-
-    def next_xid(self, within_ms: int) -> Xid | None:
-        """The next error event, or None if there is none in that time. Raises NvmlFailed if waiting for events
-        failed."""
-        if not self.has_events:
-            return None
-        try:
-            event = self._call("nvmlEventSetWait_v2", self._events, within_ms)
-        except NvmlFailed as failed:
-            if failed.code == _TIMEOUT:
-                return None
-            raise
-        if event.eventType != _XID_CRITICAL_ERROR:
-            return None
-        return Xid(code=int(event.eventData), device=self._call_or_none("nvmlDeviceGetIndex", event.device))
-
-    def _numa_of(self, handle: Any) -> int | None:
-        place = self._call_or_none("nvmlDeviceGetPciInfo", handle)
-        return numa_node(_text(place.busId)) if place is not None else None
-
-    def _errors(self, handle: Any) -> dict[str, int]:
-        counters: dict[str, int | None] = {
-            "ecc_corrected": self._call_or_none("nvmlDeviceGetTotalEccErrors", handle, _CORRECTED, _VOLATILE),
-            "ecc_uncorrected": self._call_or_none("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
-        }
-        rows = self._call_or_none("nvmlDeviceGetRemappedRows", handle)
-        if rows is not None:
-            names = ("rows_remapped_corrected", "rows_remapped_uncorrected", "row_remap_pending", "row_remap_failed")
-            counters |= {name: int(count) for name, count in zip(names, rows, strict=True)}
-        values = self._call_or_none("nvmlDeviceGetFieldValues", handle, [_GPU_RECOVERY_ACTION])
-        if values is not None and len(values) == 1 and values[0].nvmlReturn == 0:
-            counters["recovery_action"] = int(values[0].value.uiVal)
-        return {name: int(count) for name, count in counters.items() if count is not None}
-
-    def _answers(self, call: str, handle: Any) -> bool:
-        try:
-            self._call(call, handle, _XID_CRITICAL_ERROR, self._events)
-        except NvmlFailed:
-            return False
-        return True
-
-    def _call_or_none(self, call: str, *arguments: Any) -> Any:
-        """The answer, or None if the device or driver does not support it. The error of a lost device is raised."""
-        try:
-            return self._call(call, *arguments)
-        except NvmlFailed as failed:
-            if failed.code in (GPU_IS_LOST, RESET_REQUIRED) and call != "nvmlDeviceGetHandleByIndex":
-                raise
-            return None
-
-    def _call(self, call: str, *arguments: Any) -> Any:
-        try:
-            return getattr(self._library, call)(*arguments)
-        except self._library.NVMLError as error:
-            raise NvmlFailed(call, int(getattr(error, "value", 0)), str(error)) from error
-        except AttributeError as error:
-            raise NvmlFailed(call, 0, f"this version of the library has no {call}") from error
-
-
-def _text(value: Any) -> str:
-    """NVML's texts, which older versions of the library return as bytes; "" for None."""
-    return value.decode() if isinstance(value, bytes) else str(value or "")
-
-
-def numa_node(address: str, root: Path = Path("/")) -> int | None:
-    """Returns the NUMA node of a PCI device; None if the kernel states none. NVML writes the domain with eight digits
-    (`00000000:3B:00.0`), the kernel with four."""
-    domain, _, rest = address.lower().partition(":")
-    try:
-        number = int((root / f"sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node").read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        return None
-    return number if number >= 0 else None
-
-
-def load_library() -> Any:
-    try:
-        return importlib.import_module(MODULE)
-    except ImportError as error:
-        raise NvmlFailed("import", 0, f"nvidia-ml-py is not installed: {error}") from error
-
-
-log = logging.getLogger(__name__)
 
 FATAL_XIDS: Mapping[int, str] = {
     46: "the GPU stopped processing",
@@ -282,6 +84,7 @@ class NvidiaReader:
         self._library = library
         self._times = times or NvidiaTimes()
         self._devices: dict[int, Accelerator] = {}
+        self._meters: dict[int, tuple[float, ClockMeter]] = {}
         self._lost: set[int] = set()
         self._energy: tuple[float, Mapping[str, Reading]] | None = None
         self._trouble = ""
@@ -358,11 +161,20 @@ class NvidiaReader:
             else:
                 self._lost.discard(index)
                 before = self._devices.get(index)
-                self._devices[index] = device
+                self._devices[index] = self._with_sums(index, device)
                 self._report_counters(device, before.errors if before is not None else {})
         if not self._first_read.is_set():
             self._first_read.set()
             self._check_device_count(count)
+
+    def _with_sums(self, index: int, device: Accelerator) -> Accelerator:
+        """The device with the sums of its clocks. The reading counts for the time since the one before."""
+        if device.clocks is None:
+            return device
+        now_s = monotonic()
+        read_s, meter = self._meters.get(index, (now_s, ClockMeter()))
+        self._meters[index] = (now_s, meter)
+        return structs.replace(device, clocks=meter.add(device.clocks, round((now_s - read_s) * 1000)))
 
     def _note_energy(self, at_s: float, readings: Mapping[str, Reading]) -> None:
         self._energy = (at_s, readings) if readings else None

@@ -1,12 +1,17 @@
 """Finds slow nodes. A cell runs in lock-step, so one slow node slows all of its members. Only a rank's own computing
 time, without waiting, tells them apart. It is compared per batch size with its cohort: the same role in cells of the
-same version on the same machines. A node without a cohort is never slow."""
+same version on the same machines.
+
+Drivers of devices show a second kind of evidence: a clock below `slow_score` of the maximum, for a reason that is
+trouble of the machine (`SLOW_CLOCK_REASONS`). It needs no cohort, and tells ranks apart where steps are not measured,
+as on CUDA. A node without a cohort and without such evidence is never slow."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
+from engine_agent.protocol.signatures import SLOW_CLOCK_REASONS
 from engine_agent.protocol.states import CellRole, MemberRole
 from fleet.faults.planning.views import StepWindow
 from fleet.reconcile.planning.settings import FaultSettings
@@ -40,17 +45,46 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
+class Throttled:
+    """A device of a node in one window: the average `clock` as a share of the maximum, and the reason of most of the
+    time."""
+
+    index: int
+    device: str
+    clock: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class SlowNode:
-    """A node slower than its cohort, and the windows that show it."""
+    """A node that is slower than its cohort, or whose driver lowers a clock for trouble of the machine, and the windows
+    that show it."""
 
     node: str
     cohort: Cohort
     cohort_nodes: tuple[str, ...]
     slow: tuple[Measured, ...]
     windows: int
+    throttled: tuple[Throttled, ...] = ()
 
     @property
     def reason(self) -> str:
+        found = [text for text in (self._step_text(), self._clock_text()) if text]
+        return "; ".join(found)
+
+    def _clock_text(self) -> str:
+        if not self.throttled:
+            return ""
+        worst = min(self.throttled, key=lambda one: one.clock)
+        why = SLOW_CLOCK_REASONS.get(worst.reason, "")
+        return (
+            f"{worst.device} ran at {worst.clock:.0%} of its clock in {len(self.throttled)} of {self.windows} windows, "
+            f"{worst.reason}: {why}"
+        )
+
+    def _step_text(self) -> str:
+        if not self.slow:
+            return ""
         worst = min(self.slow, key=lambda node: node.score)
         return (
             f"slower than its cohort in {len(self.slow)} of {self.windows} windows: score {worst.score:.2f}, "
@@ -79,7 +113,12 @@ def _found_in(cohort: Cohort, nodes: Windows, settings: FaultSettings) -> tuple[
     last = _compared.get(cohort)
     if last is None or last[:2] != (nodes, settings):
         by_index = {node: {window.index: window for window in known} for node, known in nodes.items()}
-        last = _compared[cohort] = (nodes, settings, tuple(_slow_in(cohort, by_index, settings)))
+        slow = {one.node: one for one in _slow_in(cohort, by_index, settings)}
+        names = tuple(sorted(nodes))
+        for node, throttled in _throttled_in(nodes, settings):
+            known = slow.get(node) or SlowNode(node, cohort, names, (), settings.step_windows)
+            slow[node] = replace(known, throttled=throttled)
+        last = _compared[cohort] = (nodes, settings, tuple(slow[node] for node in sorted(slow)))
     return last[2]
 
 
@@ -112,6 +151,23 @@ def measure(index: int, times: Mapping[str, float], settings: FaultSettings) -> 
         node: Measured(index, usual / time if time > 0 else 1.0, (time - usual) / sigma if sigma > 0 else 0.0)
         for node, time in times.items()
     }
+
+
+def _throttled_in(nodes: Windows, settings: FaultSettings) -> Iterable[tuple[str, tuple[Throttled, ...]]]:
+    """Nodes with a device that was throttled in enough of the recent windows, with its windows."""
+    newest = max((window.index for windows in nodes.values() for window in windows), default=0)
+    for node, windows in nodes.items():
+        found: dict[str, list[Throttled]] = defaultdict(list)
+        for window in windows:
+            if window.index <= newest - settings.step_windows:
+                continue
+            for device, seen in window.devices.items():
+                reason, share = max(seen.reasons.items(), key=lambda one: (one[1], one[0]), default=("", 0.0))
+                if share >= settings.throttled_share and seen.clock < settings.slow_score:
+                    found[device].append(Throttled(window.index, device, seen.clock, reason))
+        for device in sorted(found, key=lambda name: (-len(found[name]), name))[:1]:
+            if len(found[device]) >= settings.step_windows_slow:
+                yield node, tuple(found[device])
 
 
 def _slow_in(

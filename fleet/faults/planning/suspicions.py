@@ -314,6 +314,10 @@ def _by_slowness(fleet: FleetView, cells: Mapping[str, CellView], slow: Iterable
                     "windows": [
                         {"window": m.index, "score": round(m.score, 3), "z": round(m.z, 1)} for m in slow_node.slow
                     ],
+                    "throttled": [
+                        {"window": t.index, "device": t.device, "clock_percent": round(100 * t.clock), "why": t.reason}
+                        for t in slow_node.throttled
+                    ],
                 },
             )
 

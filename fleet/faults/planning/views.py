@@ -145,15 +145,26 @@ class Attempt:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceWindow:
+    """The clock of a device in one window while it was in use. `clock`: its average as a share of the maximum;
+    `reasons`: those of `SLOW_CLOCK_REASONS` with their shares of the time."""
+
+    clock: float
+    reasons: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class StepWindow:
     """Measurements of one rank in one window of `FaultSettings.step_window_s`. `index` counts windows since 1970.
-    `steps` and `compute_ms` map a bucket of batch sizes (`engine_agent.protocol.metrics`) to its sums."""
+    `steps` and `compute_ms` map a bucket of batch sizes (`engine_agent.protocol.metrics`) to its sums. `devices`: by
+    name, as `nvidia 3`."""
 
     index: int
     cell: str
     generation: int
     steps: Mapping[int, int]
     compute_ms: Mapping[int, float]
+    devices: Mapping[str, DeviceWindow] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from typing import Any
 from django.db import connection, transaction
 from django.db.models import F, Q
 
-from engine_agent.protocol.signatures import FaultSignature, is_hard
+from engine_agent.protocol.signatures import SLOW_CLOCK_REASONS, FaultSignature, is_hard
 from engine_agent.protocol.states import EngineState
 from fleet.cells.models import CellMember
 from fleet.faults.models import CellSighting, Incident, Repair, Replacement, Signal, StepRecord
@@ -113,9 +113,12 @@ def step_windows_cut(*, now: datetime) -> int:
 def _cut_windows(index: int, settings: FaultSettings) -> int:
     StepRecord.objects.filter(node__state=NodeState.RETIRED.value).delete()
     known = {record.node_id: record for record in StepRecord.objects.all()}
-    reports: Any = NodeReport.objects.filter(steps__isnull=False, state=EngineState.READY.value, connected=True)
+    reports: Any = NodeReport.objects.filter(state=EngineState.READY.value, connected=True)
+    reports = reports.filter(Q(steps__isnull=False) | Q(telemetry__accelerators__contains=[{"kind": "nvidia"}]))
+    columns_read = ("node_id", "cell", "generation", "steps", "telemetry__accelerators")
     changed, seen = [], 0
-    for node, cell, generation, totals in reports.values_list("node_id", "cell", "generation", "steps"):
+    for node, cell, generation, steps, accelerators in reports.values_list(*columns_read):
+        totals = {**(steps or NO_STEPS), "devices": _clock_sums(accelerators)}
         seen += 1
         record = known.get(node)
         if record is None or (record.cell, record.generation) != (cell, generation):
@@ -130,7 +133,41 @@ def _cut_windows(index: int, settings: FaultSettings) -> int:
     return seen
 
 
+NO_STEPS: Sums = {"steps": {}, "compute_ms": {}}
+
+
+def _clock_sums(accelerators: Any) -> dict[str, Any]:
+    """The sums of the clocks of a node's devices, by name."""
+    found = {}
+    for device in accelerators if isinstance(accelerators, list) else ():
+        if clocks := device.get("clocks"):
+            sums = {name: clocks.get(name, 0) for name in ("sampled_ms", "full_clock_ms")}
+            reasons = {why: ms for why, ms in clocks.get("reason_ms", {}).items() if why in SLOW_CLOCK_REASONS}
+            found[f"{device['kind']} {device['index']}"] = {**sums, "reason_ms": reasons}
+    return found
+
+
 def _increase(before: Sums, after: Sums) -> Sums:
+    """Returns the increase of steps and of the clocks of devices, or {} if there is none."""
+    return {**_more_steps(before, after), **_more_clocks(before.get("devices", {}), after.get("devices", {}))}
+
+
+def _more_clocks(before: Mapping[str, Any], after: Mapping[str, Any]) -> Sums:
+    """Shares of the time in which devices were in use. Nothing of devices whose reader started again."""
+    found = {}
+    for name, sums in after.items():
+        known = before.get(name, {"sampled_ms": 0, "full_clock_ms": 0, "reason_ms": {}})
+        sampled_ms = sums["sampled_ms"] - known["sampled_ms"]
+        if name in before and sampled_ms > 0:
+            reasons = {why: (ms - known["reason_ms"].get(why, 0)) / sampled_ms for why, ms in sums["reason_ms"].items()}
+            found[name] = {
+                "clock": round((sums["full_clock_ms"] - known["full_clock_ms"]) / sampled_ms, 3),
+                "reasons": {why: round(share, 3) for why, share in reasons.items() if share > 0},
+            }
+    return {"devices": found} if found else {}
+
+
+def _more_steps(before: Sums, after: Sums) -> Sums:
     """Returns the increase, or {} if there is none or the engine's counters were reset."""
     grown = {bucket: total - before["steps"].get(bucket, 0) for bucket, total in after["steps"].items()}
     steps = {bucket: more for bucket, more in grown.items() if more != 0}

@@ -211,6 +211,9 @@ class FaultSettings:
     """Fewer peers are no cohort (design.md, faults)."""
     slow_mad_share: float = 0.02
     """Minimum spread relative to the cohort's median: identical machines differ by about this much."""
+    throttled_share: float = 0.5
+    """Of a window in which a device's driver must report trouble as the reason for a low clock: short ones are normal
+    while the clock changes (nvml.h)."""
     slow_steps: int = 20
     """With fewer steps at a batch size, their mean is ignored."""
 

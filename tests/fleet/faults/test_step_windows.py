@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from fleet.faults.models import StepRecord
+from fleet.faults.planning.views import DeviceWindow
 from fleet.faults.services.incidents import step_windows_cut
 from fleet.nodes.models import Node, NodeReport
 from fleet.reconcile.planning.settings import FaultSettings
@@ -92,3 +93,33 @@ def test_what_a_retired_node_computed_is_forgotten() -> None:
     NodeReport.objects.all().delete()
     step_windows_cut(now=NOW + WINDOW)
     assert not StepRecord.objects.exists()
+
+
+def report_clocks(number: int, *, hot_ms: int, steps: int | None = None) -> None:
+    """After so many windows of 30 s in use at half its clock."""
+    sums = {"sampled_ms": 30_000 * number, "full_clock_ms": 15_000 * number}
+    reasons = {"hw_thermal_slowdown": hot_ms * number, "sw_power_cap": 5}
+    device = {"kind": "nvidia", "index": 3, "clocks": {"max_clock_mhz": 1980, **sums, "reason_ms": reasons}}
+    totals = {"steps": {"3": steps}, "compute_ms": {"3": 20.0 * steps}} if steps else None
+    plain = {"kind": "nvidia", "index": 4, "clocks": None}
+    NodeReport.objects.filter(node_id="n-a").update(telemetry={"accelerators": [device, plain]}, steps=totals)
+
+
+@pytest.mark.parametrize("counts_steps", [False, True])
+def test_clocks_of_devices_are_cut_into_shares_with_or_without_steps(counts_steps: bool) -> None:
+    for number in range(1, 4):
+        report_clocks(number, hot_ms=27_000, steps=100 * number if counts_steps else None)
+        step_windows_cut(now=NOW + number * WINDOW)
+    known = fleet_view(now=NOW).faults.windows["n-a"]
+    assert [window.devices for window in known] == [
+        {"nvidia 3": DeviceWindow(0.5, {"hw_thermal_slowdown": 0.9})} for _ in range(2)
+    ]
+    assert [bool(window.steps) for window in known] == [counts_steps] * 2
+
+
+def test_a_reader_that_started_again_shows_no_window() -> None:
+    report_clocks(9, hot_ms=27_000)
+    step_windows_cut(now=NOW)
+    report_clocks(1, hot_ms=27_000)
+    step_windows_cut(now=NOW + WINDOW)
+    assert "n-a" not in fleet_view(now=NOW).faults.windows or fleet_view(now=NOW).faults.windows["n-a"] == ()

@@ -13,7 +13,7 @@ from fleet.deployments.planner import UpdatePolicy
 from fleet.faults.planning.planner import plan_faults
 from fleet.faults.planning.slow import find_slow, relative_times
 from fleet.faults.planning.suspicions import is_common
-from fleet.faults.planning.views import IncidentKind, StepWindow
+from fleet.faults.planning.views import DeviceWindow, IncidentKind, StepWindow
 from fleet.reconcile.planning.decisions import ChangeRollout, CordonNode, OpenIncident, RequestReplacement
 from fleet.reconcile.planning.snapshot import FleetView, RolloutView
 from fleet.reconcile.planning.states import CellState, RolloutState
@@ -199,3 +199,62 @@ def test_what_was_compared_before_decides_nothing(looks: list[tuple[int, float, 
         is_slow = count > FAULTS.slow_peers and step_ms > 28.0 and not changes
         assert found(view) == found(view) == (["f3"] if is_slow else [])
         assert find_slow(view, replace(FAULTS, slow_score=0.1)) == ()
+
+
+HOT = {"nvidia 3": DeviceWindow(0.51, {"hw_thermal_slowdown": 0.92, "hw_slowdown": 0.4})}
+CAPPED = {"nvidia 3": DeviceWindow(0.55, {})}
+
+
+def with_clocks(node: str, *devices: Mapping[str, DeviceWindow], cells: int = 1, **slow: Any) -> FleetView:
+    """One node with these devices in its recent windows. All ranks are steady."""
+    view = slow_cells(cells, slow)
+    known = dict(view.faults.windows)
+    recent = zip(known[node], devices, strict=True)
+    known[node] = tuple(replace(window, devices=seen) for window, seen in recent)
+    return replace(view, faults=replace(view.faults, windows=known))
+
+
+def test_a_hot_device_makes_its_node_slow_without_a_cohort() -> None:
+    view = with_clocks("f0", HOT, {}, HOT, HOT, {})
+    (slow,) = find_slow(view, FAULTS)
+    assert (slow.node, slow.slow) == ("f0", ())
+    assert slow.reason == (
+        "nvidia 3 ran at 51% of its clock in 3 of 5 windows, hw_thermal_slowdown: "
+        "it is so hot that its hardware halves the clock or more"
+    )
+    opened = next(each for each in plan(view) if isinstance(each, OpenIncident))
+    assert (opened.kind, opened.subject) == (IncidentKind.SLOW, "f0")
+    first = opened.evidence["throttled"][0]
+    assert (first["device"], first["clock_percent"], first["why"]) == ("nvidia 3", 51, "hw_thermal_slowdown")
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        [HOT, HOT, {}, {}, {}],
+        [CAPPED] * 5,
+        [{"nvidia 3": DeviceWindow(0.51, {"hw_thermal_slowdown": 0.4})}] * 5,
+        [{"nvidia 3": DeviceWindow(0.9, {"hw_thermal_slowdown": 1.0})}] * 5,
+        [{f"nvidia {number}": HOT["nvidia 3"]} for number in range(5)],
+    ],
+    ids=["two windows", "a power cap", "short", "nearly at full clock", "another device each time"],
+)
+def test_a_device_that_is_limited_normally_or_shortly_blames_nobody(devices: list[Any]) -> None:
+    assert find_slow(with_clocks("f0", *devices), FAULTS) == ()
+
+
+def test_a_slow_rank_with_a_hot_device_states_both() -> None:
+    (slow,) = find_slow(with_clocks("f2", *[HOT] * 5, cells=6, f2=(40.0,) * 5), FAULTS)
+    assert slow.reason.startswith("slower than its cohort in 5 of 5 windows: score 0.50")
+    assert "; nvidia 3 ran at 51% of its clock in 5 of 5 windows, hw_thermal_slowdown" in slow.reason
+
+
+def test_a_hot_hall_is_a_common_cause_and_blames_no_machine() -> None:
+    view = slow_cells(4, {})
+    known = {
+        node: tuple(replace(window, devices=HOT) for window in windows) if node[0] == "f" else windows
+        for node, windows in view.faults.windows.items()
+    }
+    decisions = plan(replace(view, faults=replace(view.faults, windows=known)))
+    assert IncidentKind.COMMON_CAUSE in {each.kind for each in decisions if isinstance(each, OpenIncident)}
+    assert not [each for each in decisions if isinstance(each, CordonNode | RequestReplacement)]

@@ -13,7 +13,7 @@ from django.db.models import Sum
 
 from engine_agent.node.planning.energy import Reading
 from engine_agent.node.telemetry.energy import EnergyMonitor
-from engine_agent.node.telemetry.nvidia import Nvml
+from engine_agent.node.telemetry.nvml import Nvml
 from fleet.cells.models import Cell
 from fleet.nodes.models import Node, NodeReport
 from fleet.regions.models import Region

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine_agent.node.checks.reset import reset_devices
+from engine_agent.protocol.machine_messages import instance_index
 from engine_agent.protocol.messages import Accelerator
 
 GPUS = tuple(Accelerator(index, "nvidia", "H100", uuid=f"GPU-{index}") for index in range(4))
@@ -44,8 +45,9 @@ def test_a_refusal_of_the_driver_is_reported() -> None:
 
 
 def test_a_mig_instance_is_never_reset() -> None:
-    instance = Accelerator(0, "nvidia", "H100", uuid="MIG-1")
-    assert reset([], [instance]) == (False, "a MIG instance cannot be reset without the others of its GPU", [])
+    instance = Accelerator(instance_index(3, 1), "nvidia", "H100 MIG 1g.10gb", uuid="MIG-1")
+    for named in ([], ["nvidia 3"], ["MIG-1"]):
+        assert reset(named, [instance]) == (False, "a MIG instance cannot be reset without the others of its GPU", [])
 
 
 def test_neuron_reloads_its_driver_unless_other_nodes_use_it() -> None:

@@ -5,7 +5,7 @@
 import threading
 from types import SimpleNamespace
 
-from engine_agent.node.telemetry.nvidia import GPU_IS_LOST
+from engine_agent.node.telemetry.nvml import GPU_IS_LOST
 
 TIMEOUT, NOT_SUPPORTED, NOT_FOUND, UNKNOWN = 10, 3, 6, 999
 
@@ -28,6 +28,7 @@ class Library:
         self.uncorrected = 0
         self.rows = (0, 0, 0, 0)
         self.recovery_action = 0
+        self.clock_mhz, self.clock_reasons = 1755, 0x4
         self.xids: list[tuple[int, int]] = []
         self.sessions = self.shutdowns = 0
         self.millijoules: dict[int, int] = {}
@@ -109,6 +110,22 @@ class Library:
 
     def nvmlDeviceGetPowerManagementLimitConstraints(self, handle: int) -> list[int]:
         return [200_000, 700_000]
+
+    def nvmlDeviceGetClockInfo(self, handle: int, kind: int) -> int:
+        self._may("nvmlDeviceGetClockInfo")
+        assert kind == 1
+        return self.clock_mhz
+
+    def nvmlDeviceGetMaxClockInfo(self, handle: int, kind: int) -> int:
+        assert kind == 1
+        return 1980
+
+    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: int) -> int:
+        self._may("nvmlDeviceGetCurrentClocksEventReasons")
+        return self.clock_reasons
+
+    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: int) -> int:
+        return self.clock_reasons
 
     def nvmlEventSetCreate(self) -> str:
         return "events"

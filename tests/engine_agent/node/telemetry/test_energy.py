@@ -16,7 +16,7 @@ from engine_agent.node.telemetry.energy import (
     energy_here,
     parse_power_share,
 )
-from engine_agent.node.telemetry.nvidia import Nvml
+from engine_agent.node.telemetry.nvml import Nvml
 from engine_agent.protocol.messages import EnergyMeter
 from tests.engine_agent.node.telemetry.nvml_library import Library
 

@@ -12,9 +12,10 @@ import pytest
 from engine_agent.node.devices import own_faults, visible_devices
 from engine_agent.node.telemetry.accelerators import AcceleratorMonitor, Restarts
 from engine_agent.node.telemetry.energy import energy_here
-from engine_agent.node.telemetry.nvidia import NvidiaReader, NvidiaTimes, NvmlFailed, numa_node
+from engine_agent.node.telemetry.nvidia import NvidiaReader, NvidiaTimes
+from engine_agent.node.telemetry.nvml import NvmlFailed, numa_node
 from engine_agent.protocol.machine_messages import NodeResources
-from engine_agent.protocol.messages import Fault
+from engine_agent.protocol.messages import DeviceClocks, Fault
 from engine_agent.protocol.signatures import FaultSignature, fault_scope, is_hard
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.node.telemetry.nvml_library import NOT_SUPPORTED, UNKNOWN, Library
@@ -258,6 +259,37 @@ async def test_a_released_driver_has_no_session_of_the_agent_until_it_resumes() 
             assert machine.library.shutdowns == machine.library.sessions == 1
         await eventually(lambda: machine.library.sessions == 2)
     assert (reader.trouble, machine.faults) == ("", [])
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("broken", ["", "nvmlDeviceGetCurrentClocksEventReasons"])
+async def test_a_hot_gpu_states_its_clock_the_reason_and_for_how_long(broken: str) -> None:
+    machine = Machine(Library(), times=TIRELESS)
+    machine.library.clock_mhz, machine.library.clock_reasons = 990, 0x48
+    if broken:  # a driver with the older name only
+        machine.library.broken[broken] = NOT_SUPPORTED
+    async with machine.read() as reader:
+        await eventually(lambda: bool(reader.devices) and clocks(reader).sampled_ms > 0)
+    seen = clocks(reader)
+    assert (seen.clock_mhz, seen.max_clock_mhz) == (990, 1980)
+    assert seen.reasons == ("hw_slowdown", "hw_thermal_slowdown")
+    assert seen.reason_ms == dict.fromkeys(seen.reasons, seen.sampled_ms)
+    assert seen.full_clock_ms == pytest.approx(seen.sampled_ms / 2, rel=0.2, abs=2)
+
+
+def clocks(reader: NvidiaReader) -> DeviceClocks:
+    found = reader.devices[0].clocks
+    assert found is not None
+    return found
+
+
+@pytest.mark.asyncio
+async def test_a_driver_without_clocks_is_read_all_the_same() -> None:
+    machine = Machine(Library())
+    machine.library.broken["nvmlDeviceGetClockInfo"] = NOT_SUPPORTED
+    async with machine.read() as reader:
+        await eventually(lambda: bool(reader.devices))
+        assert reader.devices[0].clocks is None
 
 
 @pytest.mark.asyncio
