@@ -17,6 +17,7 @@ from lab.cloud.machines import Machine, Market
 from lab.cloud.stack import deploy_base, deploy_region
 from lab.cloud.wire import Environ
 from lab.cloud.world import Ending, Fault, StartResponse, When, World
+from lab.hosts.devices import neuron_devices
 from lab.hosts.file_tree import START_AT_BOOT
 from lab.hosts.topology import Host, NoLaboratory, Role, TemporaryHost
 
@@ -73,9 +74,12 @@ class Hypervisor:
         name = f"v{next(self._numbers)}"  # an instance's own name is longer than that of an interface may be
         host = Host(name, Role.TEMPORARY, machine.region, IPv4Address(machine.moto.private_ip_address))
         files = {FIRST_BOOT: Path(__file__).with_name("cloud-init.sh").read_text()}
+        devices = neuron_devices(machine.instance_type)
+        files |= devices.files
+        environment = {**self._environment, **devices.environment}
         self.running[machine.id] = Running(name, machine.reboots)
         try:
-            self._power.add(TemporaryHost(host, (METADATA,), self._environment, files))
+            self._power.add(TemporaryHost(host, (METADATA,), environment, files, devices.names))
         except NoLaboratory as error:
             del self.running[machine.id]
             with self._world.settled():

@@ -33,13 +33,15 @@ _KEPT_FLAGS = {
 @dataclass(frozen=True, slots=True)
 class FileTree:
     """`folder`: where the host's files are kept. `shown`: folders of the real host that it sees although they lie in
-    one of `OWN`. `hidden`: folders that it does not see although they lie elsewhere. `given`: see `LABORATORY`."""
+    one of `OWN`. `hidden`: folders that it does not see although they lie elsewhere. `given`: see `LABORATORY`.
+    `devices`: names of empty files in its /dev; without any it sees the real one."""
 
     folder: Path
     shown: tuple[str, ...]
     hidden: tuple[str, ...]
     given: Path
     is_root: bool
+    devices: tuple[str, ...] = ()
 
 
 def etc_files(name: str, addresses: Iterable[tuple[str, str]]) -> dict[str, str]:
@@ -107,6 +109,8 @@ def mount(tree: FileTree) -> None:
     for name in OWN:
         if Path(name).is_dir():
             _at(name, f"/proc/self/fd/{folder}/{_name(name)}", name, None, kernel.MS_BIND)
+    if tree.devices:
+        _own_devices(tree.devices)
     for name, options in VOLATILE.items():
         _at(name, "tmpfs", name, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, options)
     for path in tree.hidden:
@@ -124,6 +128,25 @@ def mount(tree: FileTree) -> None:
             _read_only(place)
     _at("/sys", "sysfs", "/sys", "sysfs", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     _at("/proc", "proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+
+
+REAL_DEVICES = ("full", "null", "random", "tty", "urandom", "zero")
+DEVICE_LINKS = {"fd": "fd", "stdin": "fd/0", "stdout": "fd/1", "stderr": "fd/2"}
+
+
+def _own_devices(names: Iterable[str]) -> None:
+    """A /dev of the host's own: the devices that every program needs, and an empty file for each of these names."""
+    real = {name: os.open(f"/dev/{name}", os.O_PATH) for name in REAL_DEVICES}
+    _at("/dev", "tmpfs", "/dev", "tmpfs", kernel.MS_NOSUID, "mode=755,size=64k")
+    for name, descriptor in real.items():
+        Path("/dev", name).touch()
+        _at(f"/dev/{name}", f"/proc/self/fd/{descriptor}", f"/dev/{name}", None, kernel.MS_BIND)
+        os.close(descriptor)
+    for name, target in DEVICE_LINKS.items():
+        Path("/dev", name).symlink_to(f"/proc/self/{target}")
+    for name in names:
+        Path("/dev", name).touch()
+    Path("/dev/shm").mkdir()  # noqa: S108 - of the host, whose own is mounted next
 
 
 def _on_top(folder: str, is_root: bool) -> str:

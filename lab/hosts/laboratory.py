@@ -289,7 +289,9 @@ class Laboratory:
         if name not in self.clocks:
             self.set_clock(name, 0.0)
         shown, hidden = places.views(host.role)
-        tree = FileTree(places.files_of(name), shown, hidden, given, is_root=places.uid == 0)
+        added = self._temporary_hosts.get(name)
+        devices = added.devices if added else ()
+        tree = FileTree(places.files_of(name), shown, hidden, given, is_root=places.uid == 0, devices=devices)
         return {
             "name": name,
             "tree": {field: str(value) if isinstance(value, Path) else value for field, value in asdict(tree).items()},

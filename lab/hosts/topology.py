@@ -193,12 +193,14 @@ LINK_LOCAL = "169.254."
 @dataclass(frozen=True, slots=True)
 class TemporaryHost:
     """`link_local`: addresses on its loopback, which it alone reaches. `environment`: what its processes get beside
-    what those of every host get. `files`: path -> text; what begins with `#!` is executable."""
+    what those of every host get. `files`: path -> text; what begins with `#!` is executable. `devices`:
+    names of files in its /dev."""
 
     host: Host
     link_local: tuple[IPv4Address, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
+    devices: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -213,6 +215,7 @@ def write_temporary_host(added: TemporaryHost) -> dict[str, Any]:
         "link_local": [str(address) for address in added.link_local],
         "environment": dict(added.environment),
         "files": dict(added.files),
+        "devices": list(added.devices),
     }
 
 
@@ -224,4 +227,7 @@ def read_temporary_host(written: Mapping[str, Any]) -> TemporaryHost:
         raise NoLaboratory(f"{written['name']}: {error}.") from None
     if wrong := [str(address) for address in link_local if not address.is_link_local]:
         raise NoLaboratory(f"{written['name']}: {wrong[0]} is not link-local: give one that begins with {LINK_LOCAL}")
-    return TemporaryHost(host, link_local, written["environment"], written["files"])
+    devices = tuple(written.get("devices", ()))
+    if wrong_names := [name for name in devices if not name.isalnum()]:
+        raise NoLaboratory(f"{written['name']}: {wrong_names[0]!r} is no name of a device")
+    return TemporaryHost(host, link_local, written["environment"], written["files"], devices)

@@ -120,6 +120,7 @@ def test_a_cloud_launches_a_fleet_and_heals_what_it_takes(cloud: Cloud) -> None:
     assert "every cell is ready, on 2 instances each" in said
     assert "".join(eventually(cloud.streamed, "an answer is streamed"))
 
+    assert not cloud.rows("incidents/?kind=hardware-differs"), "an instance lacks devices of its type"
     before = cloud.nodes()
     assert len(before) == 2
     assert all(INSTANCE.fullmatch(instance) for instance in before.values())

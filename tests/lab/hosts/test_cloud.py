@@ -9,6 +9,7 @@ import boto3
 import pytest
 from botocore.config import Config
 
+from engine_agent.node.telemetry.neuron_output import parse_neuron_ls
 from lab.hosts import client
 from lab.hosts.cloud_control import PORT
 from lab.hosts.topology import CLOUD, Topology
@@ -76,7 +77,7 @@ class Instance:
     def __init__(self, lab: Lab, ec2: Any, subnet: str) -> None:
         interface = {"DeviceIndex": 0, "SubnetId": subnet, "DeleteOnTermination": True}
         [launched] = ec2.run_instances(
-            ImageId="ami-12c6146b", InstanceType="t3.micro", MinCount=1, MaxCount=1, NetworkInterfaces=[interface],
+            ImageId="ami-12c6146b", InstanceType="trn1.2xlarge", MinCount=1, MaxCount=1, NetworkInterfaces=[interface],
             UserData=USER_DATA,
         )["Instances"]  # fmt: skip
         self.id, self.address = str(launched["InstanceId"]), launched["PrivateIpAddress"]
@@ -102,6 +103,13 @@ def test_an_instance_is_a_host_that_runs_its_user_data_once(lab: Lab, ec2: Any, 
     assert instance.read("/var/lib/ran") == f"{instance.id}\n"
     assert instance.read("/var/lib/reached") == "400"
     assert lab.run("c1", "sh", "-c", NEW_TOKEN).returncode != 0
+    devices = lab.run(
+        instance.name, "sh", "-c", "ls /dev; head -c 1 /dev/urandom >/dev/null && echo random"
+    ).stdout.split()
+    assert {"neuron0", "null", "shm", "random"} <= set(devices)
+    assert "neuron1" not in devices
+    listed = lab.run(instance.name, "/opt/aws/neuron/bin/neuron-ls", "-j").stdout
+    assert [device.name for device in parse_neuron_ls(listed)] == ["trn1.2xlarge"]
 
     lab.run(instance.name, "sh", "-c", "echo before > /run/before")
     ec2.reboot_instances(InstanceIds=[instance.id])
