@@ -22,6 +22,7 @@ from fleet.reconcile.planning.decisions import (
     LaunchNodes,
     MoveCell,
     MoveNode,
+    OrderPrefetch,
     ReplaceNode,
     RequestReplacement,
     RestartAgent,
@@ -276,6 +277,16 @@ class Store(Rows):
     @apply.register
     def _(self, decision: ExplainCell, now: datetime) -> None:
         self._write_cell(decision, replace(self._checked_cell(decision), reason=decision.reason), now, ordered=False)
+
+    @apply.register
+    def _(self, decision: OrderPrefetch, now: datetime) -> None:
+        node = self.nodes.get(decision.node)
+        if node is None or node.prefetch != decision.seen or node.state is NodeState.RETIRED:
+            raise StaleWrite(f"node {decision.node}")
+        self.before_write()
+        self.nodes[node.id] = replace(node, prefetch=decision.versions)
+        self._desired_changed([node.id])
+        self._commit(Write(decision, now))
 
     @apply.register
     def _(self, decision: StopCell, now: datetime) -> None:

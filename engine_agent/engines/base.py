@@ -205,13 +205,13 @@ def local_folder(artifact: Artifact, cache: Path) -> Path:
 
 def read_in_place(plan: EnginePlan) -> tuple[Path, ...]:
     """Returns the node's folders that are read directly: those of artifacts that do not come from S3."""
-    return tuple(local_folder(each, Path()) for each in plan.artifacts if not _is_fetched(each))
+    return tuple(local_folder(each, Path()) for each in plan.artifacts if not is_fetched(each))
 
 
 def after_fetching(launch: Launch, assignment: Assignment, context: EngineContext) -> Launch:
     """Returns the launch, preceded by the fetch of the plan's artifacts from S3 if there are any. Raises
     EngineUnavailable if an artifact's URI or digest is malformed."""
-    fetched = [each for each in dict.fromkeys(assignment.plan.artifacts) if _is_fetched(each)]
+    fetched = [each for each in dict.fromkeys(assignment.plan.artifacts) if is_fetched(each)]
     for each in fetched:
         local_folder(each, context.cache)
     if not fetched:
@@ -258,5 +258,6 @@ def with_json_option(args: Sequence[str], name: str, value: dict[str, Any]) -> t
     return (*args[:position], text, *args[position + 1 :]) if position else (*args, name, text)
 
 
-def _is_fetched(artifact: Artifact) -> bool:
+def is_fetched(artifact: Artifact) -> bool:
+    """Whether an artifact is in S3, from where any process of the node can fetch it."""
     return urlsplit(artifact.uri).scheme == "s3"

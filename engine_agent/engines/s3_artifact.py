@@ -106,7 +106,7 @@ def download(artifact: Artifact, entry: Entry, room: Callable[[int], None], arri
         room(arrived.total)
         say(f"downloading {artifact.uri}: {len(objects)} files, {arrived.total} B")
         _Download(client, place, entry.partial, manifest, objects, arrived, say).run()
-        _put_in_place(entry, manifest, text)
+        put_in_place(entry, manifest, text)
     except ClientError as error:
         raise CannotFetch(_explained(error, artifact.uri)) from error
     except NoCredentialsError as error:
@@ -318,7 +318,7 @@ class _Beginning:
         self.size = 0
 
 
-def _put_in_place(entry: Entry, manifest: Manifest, text: bytes) -> None:
+def put_in_place(entry: Entry, manifest: Manifest, text: bytes) -> None:
     """Makes the collected files the artifact, without files that a damaged one may have contained."""
     files = entry.partial / "files"
     for path in files.rglob("*"):

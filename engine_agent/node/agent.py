@@ -17,12 +17,12 @@ from msgspec import structs
 
 from engine_agent.cell_proxy.span_export import SpanExporter
 from engine_agent.node.accounts import Service, service_account
-from engine_agent.node.builds import NodeBuilds
 from engine_agent.node.checks.reset import reset_devices
 from engine_agent.node.checks.result import Result
 from engine_agent.node.compile_caches import NodeCaches
 from engine_agent.node.connection import AgentConnection, report_interval_s
 from engine_agent.node.devices import visible_devices
+from engine_agent.node.downloads import Downloads
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.imds import NoticeWatch, is_in_aws
 from engine_agent.node.launch import NodePlace
@@ -98,10 +98,8 @@ BOUND_LOGS_EVERY_S = 60.0
 SEND_LOGS_EVERY_S = 1.0
 """While a user reads logs; otherwise this only checks for requests."""
 NEURON = "neuron"
-BUILDS = "builds"
-"""Of the machine's cache, next to `fetched`. Engines cannot write to it."""
 COMPILED = "compiled"
-"""Of the same: compile caches, whose folders belong to the engines' account."""
+"""Of the machine's cache, next to `fetched`: compile caches, whose folders belong to the engines' account."""
 POLL_CHECKS_EVERY_S = 1.0
 READ_STACK_EVERY_S = 30.0
 """Longest delay in reporting software that was installed under a running agent."""
@@ -139,7 +137,7 @@ class NodeAgent:
             stack=stack,
             on_change=self._wake.set,
             on_fault=self._connection.send_fault,
-            builds=NodeBuilds(place.cache.parent / BUILDS, enrolment, self._wake_from_thread),
+            downloads=Downloads(enrolment, self._wake_from_thread),
             caches=NodeCaches(
                 place.cache.parent / COMPILED,
                 place.node_id,
@@ -244,6 +242,7 @@ class NodeAgent:
             self._node.apply(step)
             if isinstance(step, Wait):
                 until_s = step.until_s
+        self._node.prefetch()
         if self._observed() != self._last_observed:
             self._send_report()
         return until_s
@@ -342,6 +341,7 @@ class NodeAgent:
             network=self._efa.devices,
             builds=self._node.builds.report(),
             compile_caches=self._node.caches.report(),
+            prefetched=self._node.prefetched,
         )
         health = _health(observed, seen.health)
         report = Report(

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
@@ -17,9 +18,10 @@ from engine_agent.engines.compile_cache import CompilePlace, compile_key, with_c
 from engine_agent.engines.registry import check_plan, check_role, engine_adapter
 from engine_agent.node import procfs, watch
 from engine_agent.node.accounts import Service, open_way, service_account
-from engine_agent.node.builds import HeldBuild, NodeBuilds
+from engine_agent.node.builds import NodeBuilds
 from engine_agent.node.compile_caches import NodeCaches
 from engine_agent.node.devices import DeviceTurn, InstanceCheck, own_devices, with_device_share, with_devices
+from engine_agent.node.downloads import Downloads
 from engine_agent.node.http import HttpClient, NoResponse
 from engine_agent.node.identity import IdentityCopy, with_certificate
 from engine_agent.node.journal import CorruptJournal, Journal
@@ -44,17 +46,21 @@ from engine_agent.node.planning.node import (
     next_in_a_row,
     refusal,
 )
+from engine_agent.node.prefetching import Prefetching
 from engine_agent.node.processes import ProcessEnd, Processes, end_reason, ended_fault, not_started_fault
 from engine_agent.node.record import JOURNAL_FILE, FailureRecord, NodeRecord, ProcessRecord, newest_record, with_order
 from engine_agent.node.telemetry.fault_logs import runtime_faults
+from engine_agent.node.weights import NodeWeights, local_plan
 from engine_agent.protocol.fingerprint import Fingerprint, fingerprint_from
-from engine_agent.protocol.messages import Accelerator, Assignment, Desired, EnginePlan, Fault, StepTimes
+from engine_agent.protocol.messages import Accelerator, Assignment, Desired, EnginePlan, Fault, Prefetched, StepTimes
 from engine_agent.protocol.states import MemberRole
 
 log = logging.getLogger(__name__)
 
 EVIDENCE_LINES = 20
 CONFIGURE_TIMEOUT_S = 1.0
+BUILDS, WEIGHTS = "builds", "weights"
+"""Of the machine's cache, next to `fetched`. Engines cannot write to them."""
 
 
 class LocalNode:
@@ -69,13 +75,16 @@ class LocalNode:
         stack: Callable[[], Fingerprint],
         on_change: Callable[[], None],
         on_fault: Callable[[Fault], None],
-        builds: NodeBuilds,
+        downloads: Downloads,
         caches: NodeCaches,
         devices: Callable[[], Sequence[Accelerator]] = tuple,
         now_s: Callable[[], float] = monotonic,
     ) -> None:
         self.place = place
-        self.builds = builds
+        self._downloads = downloads
+        self.builds = NodeBuilds(place.cache.parent / BUILDS, downloads)
+        self._weights = NodeWeights(place.cache.parent / WEIGHTS, place.cache, downloads)
+        self._prefetching = Prefetching(self.builds, self._weights, downloads, now_s)
         self.caches = caches
         self._devices = devices
         self._now_s = now_s
@@ -158,7 +167,7 @@ class LocalNode:
         """Stops watching; all processes keep running."""
         if self._proxy_change is not None:
             self._proxy_change.cancel()
-        self.builds.close()
+        self._downloads.close()
         self.caches.close()
         self._turn.leave()
         self._http.close()
@@ -203,7 +212,20 @@ class LocalNode:
             return "it waits until another engine on its device has started"
         if self.desired is None:
             return ""
-        return self.builds.words(self.desired.plan.build) or self.caches.words()
+        return self._fetching_words(self.desired.plan) or self.caches.words()
+
+    def _fetching_words(self, plan: EnginePlan) -> str:
+        digests = [plan.build.digest] if plan.build is not None else []
+        digests += [each.digest for each in plan.artifacts]
+        return "; ".join(filter(None, map(self._downloads.words, digests)))
+
+    @property
+    def prefetched(self) -> Prefetched:
+        return self._prefetching.report()
+
+    def prefetch(self) -> None:
+        """Continues to fetch what the order wants in advance."""
+        self._prefetching.advance(self.order.prefetch if self.order is not None else None)
 
     async def poll(self) -> None:
         desired, engine = self.desired, self._processes.running(ProcessKind.ENGINE)
@@ -275,44 +297,43 @@ class LocalNode:
 
     def _start_engine(self, step: StartEngine) -> None:
         given, member = step.assignment, membership_of(step.assignment)
-        held = cache = None
-        try:
-            check_plan(given.plan)
-            check_role(given)
-            if given.plan.build is not None and (held := self.builds.obtain(given.plan.build)) is None:
-                return  # it is being fetched, and a pass follows when it has arrived
-            self._waits_for_turn = not self._turn.take()
-            if self._waits_for_turn:
-                return  # passes follow in any case
-            context = self.place.launch_context(engine_of(given.plan, held))
-            stack = {**self._stack(), **(held.stack if held is not None else {})}
-            adapter = engine_adapter(given.plan.engine)
-            launch = with_fingerprint(adapter.launch(given, context), given.plan, stack)
-            if launch.compiles is not None:
-                key = self._compile_key(given, launch, context.engine_pythons.get(given.plan.engine))
-                if not self.caches.prepare(key, launch.compiles):
-                    self._turn.leave()
-                    return  # as for a build
-            log.info("starting the engine: %s", step.reason)
-            self.seen = watch.without_engine(self.seen)
-            self._instance.restart()
-            if launch.compiles is not None:
-                with contextlib.suppress(OSError):  # it then compiles into its own home
-                    cache = self.caches.obtain()
-                    launch = with_compile_cache(launch, given.plan.env, cache.folder)
-            launch = with_device_share(launch, self.place.owns, given.plan.engine, 1 + follower_count(given))
-            launch = with_devices(launch, self.place.owns, self._devices())
-            launch = with_certificate(with_order(launch, self.order), given)
-            # The engine keeps its build and its compile cache until it exits.
-            inherited = tuple(each.lock for each in (held, cache) if each is not None)
-            record = self._processes.start(ProcessKind.ENGINE, member, launch, inherited)
-        except (EngineUnavailable, OSError) as error:
-            self._give_up(member, str(error))
-            return
-        finally:
-            for each in (held, cache):
-                if each is not None:
-                    os.close(each.lock)
+        with contextlib.ExitStack() as locks:
+            try:
+                check_plan(given.plan)
+                check_role(given)
+                held = self._obtain(given.plan, locks)
+                if held is None:  # something is on its way, and a pass follows when it has arrived
+                    self._prefetching.release()
+                    return
+                self._waits_for_turn = not self._turn.take()
+                if self._waits_for_turn:
+                    return  # passes follow in any case
+                context = self.place.launch_context(held.engine)
+                local = msgspec.structs.replace(given, plan=local_plan(given.plan, held.folders))
+                launch = engine_adapter(given.plan.engine).launch(local, context)
+                launch = with_fingerprint(launch, given.plan, {**self._stack(), **held.stack})
+                if launch.compiles is not None:
+                    key = self._compile_key(local, launch, context.engine_pythons.get(given.plan.engine))
+                    if not self.caches.prepare(key, launch.compiles):
+                        self._turn.leave()
+                        return  # as for a build
+                log.info("starting the engine: %s", step.reason)
+                self.seen = watch.without_engine(self.seen)
+                self._instance.restart()
+                if launch.compiles is not None:
+                    with contextlib.suppress(OSError):  # it then compiles into its own home
+                        cache = self.caches.obtain()
+                        locks.callback(os.close, cache.lock)
+                        held.locks.append(cache.lock)
+                        launch = with_compile_cache(launch, given.plan.env, cache.folder)
+                launch = with_device_share(launch, self.place.owns, given.plan.engine, 1 + follower_count(given))
+                launch = with_devices(launch, self.place.owns, self._devices())
+                launch = with_certificate(with_order(launch, self.order), given)
+                # The engine keeps its build, its weights and its compile cache until it exits.
+                record = self._processes.start(ProcessKind.ENGINE, member, launch, tuple(held.locks))
+            except (EngineUnavailable, OSError) as error:
+                self._give_up(member, str(error))
+                return
         self._failure = None
         self._save(engine=record, failure=None)
 
@@ -326,6 +347,20 @@ class LocalNode:
             paths=tuple(map(str, paths)),
         )
         return compile_key(given, fingerprint_from(launch.env), place)
+
+    def _obtain(self, plan: EnginePlan, locks: contextlib.ExitStack) -> "_Held | None":
+        """The build and the weights of a plan, kept until `locks` closes; None while one of them is on its way. Raises
+        EngineUnavailable if one cannot be had."""
+        build = self.builds.obtain(plan.build) if plan.build is not None else None
+        if build is not None:
+            locks.callback(os.close, build.lock)
+        kept = [build.lock] if build is not None else []
+        folders = self._weights.obtain(plan, kept, locks)
+        if folders is None or (plan.build is not None and build is None):
+            return None
+        facts = plan.build.facts if plan.build is not None else None
+        engine = {facts.serves: build.program} if build is not None and facts is not None else None
+        return _Held(engine, folders, kept, build.stack if build is not None else {})
 
     def _start_proxy(self, step: StartProxy) -> None:
         member = membership_of(step.assignment)
@@ -421,11 +456,16 @@ class LocalNode:
             self.journal_error = str(error)
 
 
-def engine_of(plan: EnginePlan, held: HeldBuild | None) -> Mapping[str, Path] | None:
-    """The engine that a plan's build provides, as `engine_pythons` names engines; None without a build."""
-    if plan.build is None or plan.build.facts is None or held is None:
-        return None
-    return {plan.build.facts.serves: held.program}
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What an engine starts from. `engine`: that of the plan's build, as `engine_pythons` names engines, None without a
+    build; `folders`: weights in the agent's folder by digest; `locks`: descriptors that keep all of them; `stack`:
+    packages of an external build."""
+
+    engine: Mapping[str, Path] | None
+    folders: Mapping[str, Path]
+    locks: list[int]
+    stack: Mapping[str, str]
 
 
 async def _post(http: HttpClient, url: str, body: bytes) -> None:

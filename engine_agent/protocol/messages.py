@@ -431,13 +431,32 @@ class NodeCache(Struct, frozen=True, omit_defaults=True):
     packed_bytes: int = 0
 
 
+NODE_ARTIFACTS_MAX = 64
+
+
+class NodeArtifact(Struct, frozen=True, omit_defaults=True):
+    """Weights on a machine, or on their way there. `fetching`: the progress of those that are not complete yet."""
+
+    digest: Annotated[str, Meta(max_length=80)]
+    stored_bytes: int = 0
+    fetching: Annotated[str, Meta(max_length=200)] = ""
+
+
+class Prefetched(Struct, frozen=True, omit_defaults=True):
+    """What a node holds and fetches. `artifacts`: weights. `troubles`: by digest, why a build or weights that it should
+    fetch in advance are missing; it tries again."""
+
+    artifacts: Annotated[tuple[NodeArtifact, ...], Meta(max_length=NODE_ARTIFACTS_MAX)] = ()
+    troubles: Annotated[dict[str, str], Meta(max_length=NODE_ARTIFACTS_MAX)] = field(default_factory=dict)
+
+
 class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     """Use of a node and of its accelerators, and problems of its agent. None and empty: nothing to report.
 
     `accelerator_trouble`: by maker, why its devices may be out of date or missing. `refused_order`: why the last
     rejected order was rejected. `journal_error`: why the agent cannot write its journal. `notices`: notices of the
     machine's cloud, one of each kind; None if it is in no cloud or its metadata cannot be read. `checks` None: no deep
-    checks yet. `network`: EFA devices."""
+    checks yet. `network`: EFA devices. `prefetched` None: the agent's release fetches nothing in advance."""
 
     host_cpu_percent: float | None = None
     host_memory_used_bytes: int | None = None
@@ -453,6 +472,7 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     network: Annotated[tuple[NetworkDevice, ...], Meta(max_length=64)] = ()
     builds: Annotated[tuple[NodeBuild, ...], Meta(max_length=NODE_BUILDS_MAX)] = ()
     compile_caches: Annotated[tuple[NodeCache, ...], Meta(max_length=1)] = ()
+    prefetched: Prefetched | None = None
 
 
 class StepTimes(Struct, frozen=True):
@@ -579,10 +599,20 @@ class Cause(Struct, frozen=True, omit_defaults=True):
     traceparent: str = ""
 
 
+PREFETCH_MAX = 32
+
+
+class Prefetch(Struct, frozen=True, omit_defaults=True):
+    """Builds and weights that a node fetches in advance, one after the other, and then keeps."""
+
+    builds: Annotated[tuple[EngineBuild, ...], Meta(max_length=PREFETCH_MAX)] = ()
+    artifacts: Annotated[tuple[Artifact, ...], Meta(max_length=PREFETCH_MAX)] = ()
+
+
 class Desired(Struct, frozen=True, tag="desired", omit_defaults=True):
     """The complete desired state of a node. `assignment` None: the node is a spare and runs no engine. `logs` None: no
     user reads them. `check`: the last requested deep checks. `cause` is not part of the order: the same order may come
-    with another one or with none."""
+    with another one or with none. `prefetch` None: nothing is fetched in advance."""
 
     node: str
     version: int
@@ -590,6 +620,7 @@ class Desired(Struct, frozen=True, tag="desired", omit_defaults=True):
     logs: LogRequest | None = None
     cause: Cause | None = None
     check: CheckRequest | None = None
+    prefetch: Prefetch | None = None
 
 
 class Trust(Struct, frozen=True, tag="trust"):

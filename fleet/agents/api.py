@@ -1,6 +1,6 @@
 """The HTTP endpoints for hosts: join scripts, agent archives, the reachability check, join failures, and the
 attestation of EC2 machines. Browsers and users never call them. The archive and the check need the token of an open
-invitation; a release needs a machine's credential, a build and a compile cache a node's."""
+invitation; a release needs a machine's credential; builds, weights and compile caches a node's."""
 
 import asyncio
 import ipaddress
@@ -28,7 +28,7 @@ from engine_agent.protocol.compile_caches import (
     parse_range,
     parse_unpacked,
 )
-from engine_agent.protocol.manifest import DIGEST_PREFIX, is_sha256
+from engine_agent.protocol.manifest import DIGEST_PREFIX, MANIFEST_NAME, is_sha256
 from engine_agent.protocol.ports import HIGHEST_PORT, LOWEST_PORT
 from engine_agent.protocol.states import AgentKind
 from fleet.agents.planner import BadProof, ProofRefused
@@ -66,6 +66,7 @@ from models_registry.compile_caches.services import (
     cache_part_store,
     cache_use,
 )
+from models_registry.versions.selectors import weights_handed_out
 
 MAX_BODY_BYTES = 2048
 NONCE = re.compile(r"[0-9a-f]{32}")
@@ -127,7 +128,7 @@ def release(request: HttpRequest, release: str, digest: str) -> HttpResponseBase
 
 
 FIRST_BYTE = re.compile(r"bytes=([0-9]{1,15})-")
-BUILD_REQUESTS_PER_MIN = 6000
+FETCHES_PER_MIN = 6000
 """Of one network: a hundred hosts behind one address fetch 40 parts each."""
 
 
@@ -135,17 +136,40 @@ BUILD_REQUESTS_PER_MIN = 6000
 def build(request: HttpRequest, digest: str, name: str) -> HttpResponseBase:
     """`GET /agents/builds/SHA256/NAME`: the manifest, facts or a part of an engine build in a folder of this host, by
     the credential of a node; with `Range: bytes=N-` from there. 403, 404, 416, 429."""
+    if (refusal := _node_refusal(request)) is not None:
+        return refusal
+    path = build_file(digest, name, map(parse_place, settings.ARTIFACT_SOURCES))
+    return _file_from(request, path, "build")
+
+
+@require_GET
+def artifact(request: HttpRequest, digest: str, name: str = "") -> HttpResponseBase:
+    """`GET /agents/artifacts/SHA256/NAME`: a file of a version's weights in a folder of this host, as `build`. Without
+    NAME: the size of each file, as JSON."""
+    if (refusal := _node_refusal(request)) is not None:
+        return refusal
+    files = weights_handed_out(digest, map(parse_place, settings.ARTIFACT_SOURCES))
+    if files and not name:
+        return JsonResponse({path: file.stat().st_size for path, file in files.items() if path != MANIFEST_NAME})
+    return _file_from(request, files.get(name), "artifact")
+
+
+def _node_refusal(request: HttpRequest) -> HttpResponse | None:
+    """Why this caller may fetch nothing now, or None."""
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
-    rate = count_request("agent-build", network, BUILD_REQUESTS_PER_MIN)
+    rate = count_request("agent-fetch", network, FETCHES_PER_MIN)
     if rate is not None and rate.count > rate.limit:
         answer = {"error": "too many requests from one network"}
         return JsonResponse(answer, status=429, headers={"Retry-After": str(rate.reset_s)})
     [identity] = agents_identify([_bearer_token(request)])
     if identity is None or identity.kind is not AgentKind.NODE:
-        return JsonResponse({"error": "only nodes of this fleet may download builds"}, status=403)
-    path = build_file(digest, name, map(parse_place, settings.ARTIFACT_SOURCES))
+        return JsonResponse({"error": "only nodes of this fleet may download builds and weights"}, status=403)
+    return None
+
+
+def _file_from(request: HttpRequest, path: Path | None, what: str) -> HttpResponseBase:
     if path is None:
-        return JsonResponse({"error": "this host of the control plane has no such build"}, status=404)
+        return JsonResponse({"error": f"this host of the control plane has no such {what}"}, status=404)
     first = FIRST_BYTE.fullmatch(request.headers.get("Range", ""))
     return _download_file(path, int(first[1]) if first else 0, "application/octet-stream", {})
 

@@ -198,6 +198,7 @@ class Migration(migrations.Migration):
                 ('markets', models.JSONField(blank=True, default=list)),
                 ('fingerprint', models.JSONField(blank=True, default=dict)),
                 ('accelerators', models.JSONField(blank=True, default=list)),
+                ('prefetch', models.JSONField(blank=True, default=list)),
                 ('desired_version', models.BigIntegerField(default=1)),
                 ('spare_since', models.DateTimeField(null=True)),
                 ('terminated_at', models.DateTimeField(null=True)),

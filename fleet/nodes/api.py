@@ -75,6 +75,9 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
     accelerators = serializers.ListField(
         child=serializers.CharField(), help_text="One line per device that its agent found."
     )
+    prefetch = serializers.ListField(
+        child=serializers.CharField(), help_text="Versions whose build and weights it fetches in advance."
+    )
     connected = serializers.BooleanField()
     last_seen_at = serializers.DateTimeField(source="report.last_seen_at", default=None, allow_null=True)
     agent_version = serializers.CharField()
@@ -85,6 +88,10 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
         help_text="Latest report of its agent; null before the first.",
     )
 
+    holds = serializers.SerializerMethodField(
+        help_text="Its engine builds and its fetched weights (`artifacts`), those on their way with their progress as "
+        "`fetching`, and by digest the `troubles` of what it should fetch in advance; null before its first report."
+    )
     checks = serializers.SerializerMethodField(
         help_text="Latest deep checks: `request`, `began_at`, `ended_at` (null: running), `results`."
     )
@@ -93,8 +100,8 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
         model = Node
         fields = [
             "id", "region", "instance_type", "state", "reason", "tone", "cordoned", "cell", "deployment", "rank",
-            "role", "machine", "address", "port_base", "topology", "fingerprint", "accelerators", "connected",
-            "last_seen_at", "agent_version", "engine", "checks", "state_since", "created_at",
+            "role", "machine", "address", "port_base", "topology", "fingerprint", "accelerators", "prefetch",
+            "connected", "last_seen_at", "agent_version", "engine", "holds", "checks", "state_since", "created_at",
         ]  # fmt: skip
         examples = {
             "id": "n-0a1b2c3d",
@@ -107,6 +114,18 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
     def get_role(self, node: Node) -> str:
         member: CellMember | None = getattr(node, "member", None)
         return member.role.value if member else SPARE
+
+    @extend_schema_field(serializers.DictField(allow_null=True))
+    def get_holds(self, node: Node) -> dict[str, Any] | None:
+        report: NodeReport | None = getattr(node, "report", None)
+        if report is None:
+            return None
+        prefetched = report.telemetry.get("prefetched") or {}
+        return {
+            "builds": report.telemetry.get("builds", []),
+            "artifacts": prefetched.get("artifacts", []),
+            "troubles": prefetched.get("troubles", {}),
+        }
 
     @extend_schema_field(serializers.DictField(allow_null=True))
     def get_checks(self, node: Node) -> dict[str, Any] | None:

@@ -16,7 +16,7 @@ class Node(models.Model):
     `address`, `port_base` and `topology` are empty until the provider or the agent's hello states them.
     `terminated_at`: the provider confirmed the end of a retired node's machine. `cordoned_for_notice`: cordoned until
     its provider withdraws the notice. `markets`: where its machine may be bought (empty: any), or the market where it
-    was bought."""
+    was bought. `prefetch`: versions, as `model@version`, whose builds and weights it fetches in advance."""
 
     id = models.CharField(max_length=32, primary_key=True)
     region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="nodes")
@@ -31,6 +31,7 @@ class Node(models.Model):
     markets = models.JSONField(default=list, blank=True)
     fingerprint = models.JSONField(default=dict, blank=True)
     accelerators = models.JSONField(default=list, blank=True)
+    prefetch = models.JSONField(default=list, blank=True)
     desired_version = models.BigIntegerField(default=1)
     spare_since = models.DateTimeField(null=True)
     terminated_at = models.DateTimeField(null=True)

@@ -15,7 +15,16 @@ from django.db.models.functions import Coalesce
 from msgspec import structs
 
 from engine_agent.protocol.engine_builds import EngineBuild
-from engine_agent.protocol.messages import Assignment, CheckRequest, Desired, LogRequest, Peer
+from engine_agent.protocol.messages import (
+    PREFETCH_MAX,
+    Artifact,
+    Assignment,
+    CheckRequest,
+    Desired,
+    LogRequest,
+    Peer,
+    Prefetch,
+)
 from engine_agent.protocol.states import CellRole, MemberRole, Phase
 from fleet.cells.models import CellMember
 from fleet.cells.selectors import Pairings, pairings
@@ -25,6 +34,8 @@ from fleet.nodes.models import Node, NodeCheck, NodeLog
 from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.states import CELL_PHASE, CellState, MachineState, NodeState
 from models_registry.builds.selectors import builds_ordered
+from models_registry.versions.models import ModelVersion
+from models_registry.versions.planning.lifecycle import artifacts_of
 from models_registry.versions.planning.roles import render_role
 from models_registry.versions.planning.spec import InvalidVersion
 from models_registry.versions.selectors import engine_allowances
@@ -94,7 +105,7 @@ def newer_versions(sent: Mapping[str, int]) -> dict[str, int]:
 
 def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
     """Desired state of these nodes, without those whose version cannot be rendered. Five queries, and one more each
-    for checks of links and for engine builds."""
+    for checks of links, for engine builds, and for what is fetched in advance."""
     nodes = {
         node.id: node for node in Node.objects.filter(id__in=list(node_ids)).select_related("log", "check_request")
     }
@@ -114,6 +125,7 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
     desired = {}
     allowances = engine_allowances() if own else {}
     builds = cache(builds_ordered)
+    ahead = _versions_ahead(nodes.values())
     pairs = pairings(member.cell for member in own.values())
     for node in nodes.values():
         place = own.get(node.id)
@@ -126,7 +138,12 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
             log.error("cannot render the desired state of node %s: %s", node.id, error)
         else:
             desired[node.id] = Desired(
-                node.id, node.desired_version, assignment, _log_request(node), check=_check_request(node, addresses)
+                node.id,
+                node.desired_version,
+                assignment,
+                _log_request(node),
+                check=_check_request(node, addresses),
+                prefetch=_prefetch(node, ahead, builds),
             )
     return desired
 
@@ -159,6 +176,37 @@ def _assignment(
         prefill_from_tokens=pairs.prefill_from_tokens(cell.id),
         decode_nodes=pairs.decode_nodes(cell.id),
     )
+
+
+def _versions_ahead(nodes: Iterable[Node]) -> dict[str, ModelVersion]:
+    """The versions that these nodes fetch in advance, by reference."""
+    wanted = {reference for node in nodes for reference in node.prefetch}
+    if not wanted:
+        return {}
+    models = {reference.partition("@")[0] for reference in wanted}
+    found = {version.reference: version for version in ModelVersion.objects.filter(model__in=models)}
+    return {reference: found[reference] for reference in wanted & found.keys()}
+
+
+def _prefetch(
+    node: Node, versions: Mapping[str, ModelVersion], builds: Callable[[], Mapping[str, EngineBuild]]
+) -> Prefetch | None:
+    """What a node fetches in advance. A version that is invalid on its instance type is left out."""
+    wanted: dict[EngineBuild, None] = {}
+    artifacts: dict[Artifact, None] = {}
+    for version in (versions[reference] for reference in node.prefetch if reference in versions):
+        try:
+            there = version.spec().on(node.instance_type_id)
+            artifacts |= dict.fromkeys(each for each in artifacts_of(there) if each.digest)
+        except InvalidVersion as error:
+            log.error("node %s cannot fetch %s in advance: %s", node.id, version.reference, error)
+            continue
+        build = builds().get(there.engine_build) if there.engine_build else None
+        if build is not None and not build.is_external:
+            wanted[build] = None
+    if not wanted and not artifacts:
+        return None
+    return Prefetch(tuple(wanted)[:PREFETCH_MAX], tuple(artifacts)[:PREFETCH_MAX])
 
 
 def _check_field(node: Node, name: str, default: Any) -> Any:

@@ -34,6 +34,7 @@ from fleet.reconcile.planning.decisions import (
     MoveNode,
     NoteIncident,
     OpenIncident,
+    OrderPrefetch,
     ReplaceNode,
     RequestReplacement,
     RestartAgent,
@@ -212,5 +213,6 @@ APPLY: Mapping[type[Decision], Callable[..., None]] = {
     OpenIncident: incidents.incident_open_decided,
     NoteIncident: incidents.incident_note,
     CloseIncident: incidents.incident_close,
+    OrderPrefetch: nodes.prefetch_order,
 }
 """The service that applies each type of decision."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from engine_agent.protocol.engine_builds import BUILD_FILE, GENERIC_PREFIX, part_names
+from engine_agent.protocol.engine_builds import BUILD_FILE, EXTERNAL, GENERIC_PREFIX, part_names
 from engine_agent.protocol.engine_builds import EngineBuild as OrderedBuild
 from engine_agent.protocol.manifest import DIGEST_PREFIX, MANIFEST_NAME, BadArtifact
 from models_registry.artifacts.planner import Place, check_source, parse_place
@@ -19,6 +19,11 @@ from models_registry.versions.planning.spec import InvalidVersion, VersionSpec, 
 def builds_ordered() -> Mapping[str, OrderedBuild]:
     """All builds by name, as orders state them. One query."""
     return {row.name: row.ordered() for row in EngineBuild.objects.all()}
+
+
+def build_digests() -> dict[str, str]:
+    """Name -> digest of all builds that nodes fetch. One query."""
+    return dict(EngineBuild.objects.exclude(uri__startswith=EXTERNAL).values_list("name", "digest"))
 
 
 def wrong_build(spec: VersionSpec) -> str:

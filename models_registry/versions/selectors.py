@@ -5,10 +5,20 @@ registered fleet the hook raises: it never reports "not in use". Never writes.""
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from django.db.models import Prefetch, QuerySet
+from django.db.models import Prefetch, Q, QuerySet
 
+from engine_agent.protocol.manifest import (
+    DIGEST_PREFIX,
+    MANIFEST_NAME,
+    MOST_MANIFEST_BYTES,
+    BadArtifact,
+    is_sha256,
+    parse_manifest,
+)
 from kernel.refusals import InvalidInput
+from models_registry.artifacts.planner import ArtifactLimits, Place, check_manifest, check_source, parse_place
 from models_registry.instance_types.planner import InstanceShape, unknown_type_text
 from models_registry.versions.models import (
     CheckpointRecord,
@@ -19,7 +29,7 @@ from models_registry.versions.models import (
     Validation,
 )
 from models_registry.versions.planning.checkpoint import Checkpoint
-from models_registry.versions.planning.lifecycle import NO_CHECKPOINTS, fitted_rendering
+from models_registry.versions.planning.lifecycle import NO_CHECKPOINTS, artifacts_of, fitted_rendering
 from models_registry.versions.planning.machines import Degrees, degrees_on
 from models_registry.versions.planning.memory import ENGINES_WITH_ARITHMETIC, MemoryEstimate, estimate_memory
 from models_registry.versions.planning.proposals import Proposal, propose
@@ -246,3 +256,40 @@ def chains_expected(versions: Iterable[int]) -> dict[int, dict[str, tuple[float,
     return {
         version: {str(each["name"]): tuple(map(float, each["chain"])) for each in figures} for version, figures in rows
     }
+
+
+def weights_handed_out(hex_digest: str, sources: Iterable[Place]) -> dict[str, Path]:
+    """The files, by path, of weights that a version names; empty if this host has no such folder in its artifact
+    sources, or a file is missing. One query. Reads the manifest and no other file."""
+    digest = f"{DIGEST_PREFIX}{hex_digest}"
+    if not is_sha256(hex_digest):
+        return {}
+    roots = [Place("file", "", str(Path(each.path).resolve())) for each in sources if each.scheme == "file"]
+    stated = Q(artifact_digest=digest)
+    for column in ("speculation", "adapters", "by_type"):
+        stated |= Q(**{f"{column}__icontains": digest})
+    for version in ModelVersion.objects.filter(stated):
+        for artifact in artifacts_of(version.spec()):
+            if artifact.digest == digest and artifact.uri.startswith("file:"):
+                with suppress(BadArtifact, InvalidVersion, OSError):
+                    return _files_of(parse_place(artifact.uri), digest, roots)
+    return {}
+
+
+def _files_of(place: Place, digest: str, roots: Sequence[Place]) -> dict[str, Path]:
+    """Raises BadArtifact if a file is outside the roots, or this is another artifact. Raises OSError if a file is
+    missing."""
+
+    def inside(path: str) -> Path:
+        real = (Path(place.path) / path).resolve(strict=True)
+        check_source(Place("file", "", str(real)), roots)
+        if not real.is_file():
+            raise BadArtifact(f"{real} is not a file")
+        return real
+
+    listed = inside(MANIFEST_NAME)
+    if listed.stat().st_size > MOST_MANIFEST_BYTES:
+        raise BadArtifact(f"{listed} has more than {MOST_MANIFEST_BYTES} bytes")
+    manifest = parse_manifest(listed.read_bytes(), str(listed))
+    check_manifest(place, manifest, digest, ArtifactLimits())
+    return {MANIFEST_NAME: listed, **{path: inside(path) for path in manifest.files}}

@@ -48,6 +48,7 @@ class FakeControlPlane:
         self.connections = 0
         self.retry_after: bytes | None = None
         self.builds: Path | None = None
+        self.weights: Path | None = None
         self.build_requests: list[tuple[str, str]] = []
         self.busy_answers = 0
         self.caches: dict[str, tuple[str, int, bytes]] | None = None
@@ -139,10 +140,10 @@ class FakeControlPlane:
             self.busy_answers -= 1
             await _answer(send, 503, {"error": "too many downloads"})
             return
-        if self.builds is None or _bearer(scope) not in self.credentials or not (self.builds / name).is_file():
+        if _bearer(scope) not in self.credentials or (whole := self._content(scope["path"])) is None:
             await _answer(send, 404, {"error": "no such build"})
             return
-        content = (self.builds / name).read_bytes()[int(first[6:-1] or 0) if first else 0 :]
+        content = whole[int(first[6:-1] or 0) if first else 0 :]
         headers = [(b"content-length", str(len(content)).encode())]
         await send({"type": "http.response.start", "status": 206 if first else 200, "headers": headers})
         await send({"type": "http.response.body", "body": content})
@@ -171,6 +172,16 @@ class FakeControlPlane:
                 about = headers[b"x-content-sha256"].decode(), int(headers[b"x-unpacked-bytes"])
                 self.caches[key] = (*about, stored)
             await _answer(send, 200, {"next": len(self.caches.get(key, ("", 0, b""))[2])})
+
+    def _content(self, path: str) -> bytes | None:
+        """The file of the build or of the weights, or the sizes of the weights."""
+        _, kind, _, *name = path.removeprefix("/").split("/", 3)
+        folder = self.builds if kind == "builds" else self.weights
+        if folder is not None and not name:
+            files = (file for file in folder.rglob("*") if file.is_file() and file.name != "manifest.json")
+            return json.dumps({file.relative_to(folder).as_posix(): file.stat().st_size for file in files}).encode()
+        file = folder / name[0] if folder is not None else None
+        return file.read_bytes() if file is not None and file.is_file() else None
 
     async def _converse(self, receive: Any, send: Any) -> None:
         await receive()

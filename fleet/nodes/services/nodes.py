@@ -34,7 +34,7 @@ from fleet.machines.services.orders import machines_forget, provider_order
 from fleet.machines.services.set_aside import hardware_set_aside
 from fleet.nodes.models import Node, NodeCheck, NodeReport
 from fleet.nodes.services.events import cell_of, desired_changed, node_event
-from fleet.reconcile.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode, StartCell
+from fleet.reconcile.planning.decisions import LaunchNodes, MoveNode, OrderPrefetch, RestartAgent, RetireNode, StartCell
 from fleet.reconcile.planning.snapshot import ProviderStatus
 from fleet.reconcile.planning.states import NODE_ALLOWED, NODE_TONE, CellState, NodeState, ProviderAction
 from fleet.regions.models import Region
@@ -108,6 +108,19 @@ def nodes_move(decisions: Sequence[MoveNode], *, now: datetime) -> list[MoveNode
         _record_moves([(nodes[each.node], each.to, each.reason) for each in moved], now)
         desired_changed(each.node for each in moved)
     return moved
+
+
+def prefetch_order(decision: OrderPrefetch, *, now: datetime) -> None:
+    """Changes what a node fetches in advance. Raises StaleDecision if it was changed since the decision."""
+    with transaction.atomic():
+        nodes = Node.objects.filter(id=decision.node, prefetch=list(decision.seen))
+        if not nodes.exclude(state=NodeState.RETIRED.value).update(prefetch=list(decision.versions)):
+            raise StaleDecision(f"node {decision.node}")
+        desired_changed([decision.node])
+        if decision.versions:
+            node = Node.objects.get(id=decision.node)
+            message = f"{node.id} fetches {' and '.join(decision.versions)} in advance: {decision.reason}"
+            node_event(node, "node.prefetch", message, now=now, tone=Tone.MOVING)
 
 
 def _lock_unless_it_reported(decision: MoveNode) -> None:

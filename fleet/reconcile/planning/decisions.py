@@ -291,6 +291,16 @@ class ChangeRollout:
     verdict: Verdict | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class OrderPrefetch:
+    """Versions whose builds and weights a node fetches in advance, instead of those `seen`."""
+
+    node: str
+    seen: tuple[str, ...]
+    versions: tuple[str, ...]
+    reason: str
+
+
 Decision = (
     MoveNode
     | RestartAgent
@@ -316,4 +326,5 @@ Decision = (
     | OpenIncident
     | NoteIncident
     | CloseIncident
+    | OrderPrefetch
 )

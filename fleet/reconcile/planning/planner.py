@@ -35,6 +35,7 @@ from fleet.reconcile.planning.settings import FleetSettings, Ledger
 from fleet.reconcile.planning.snapshot import CellView, FleetView, NodeView
 from fleet.reconcile.planning.states import DEAD, CellState, DisruptionCause, NodeState
 from fleet.rollouts.planning.planner import plan_rollout
+from fleet.rollouts.planning.prefetch import plan_prefetch
 from fleet.rollouts.planning.versions import BROKEN, Place, VersionPlan, plan_role_changes, plan_updates
 from fleet.rollouts.planning.waves import RolloutProgress
 
@@ -374,6 +375,7 @@ Planner = Callable[[FleetView, FleetSettings, datetime], tuple[Decision, ...]]
 
 PLANNERS: tuple[Planner, ...] = (
     plan_liveness, plan_notices, plan_faults, plan_health, plan_rollout, plan_shares, plan_reconcile,
+    plan_prefetch,
 )  # fmt: skip
 MAX_ROUNDS = 6
 """Rounds of one pass. The next pass continues."""

@@ -36,8 +36,17 @@ class ProviderStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Holdings:
+    """Builds and weights of a node. `digests`: complete ones; `troubles`: by digest, why others are missing."""
+
+    digests: frozenset[str] = frozenset()
+    troubles: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class ReportView:
-    """The latest report of a node's agent. `listener`: the web process that received it."""
+    """The latest report of a node's agent. `listener`: the web process that received it. `holdings` None: its agent
+    fetches nothing in advance."""
 
     connected: bool
     last_seen_at: datetime | None
@@ -50,6 +59,7 @@ class ReportView:
     health_reason: str = ""
     in_flight: int = 0
     listener: str = ""
+    holdings: Holdings | None = None
 
     def is_about(self, cell: "CellView") -> bool:
         """Whether the report is about this cell at this generation (I5)."""
@@ -62,7 +72,7 @@ class NodeView:
     its report; `software`: its fields, those of engines as `<engine>.<field>`; `ordered`: a pending order to its
     provider, with `unit`, the ID of machines launched together; `cordoned_for_notice`: cordoned until its provider
     withdraws the notice; `markets`: where it may be bought, or was; `price_per_hour`: US dollars, or None if unknown;
-    `devices`: accelerators that its agent found."""
+    `devices`: accelerators that its agent found; `prefetch`: versions that it is ordered to fetch in advance."""
 
     id: str
     region: str
@@ -83,6 +93,7 @@ class NodeView:
     fingerprint: str = ""
     software: Fingerprint = field(default_factory=dict)
     devices: int = 0
+    prefetch: tuple[str, ...] = ()
 
     @property
     def machine(self) -> str:
@@ -140,7 +151,7 @@ class CellView:
 class VersionView:
     """A model version on an instance type. `concurrency`: tested concurrent requests per cell; `within`: number of
     network nodes, from the widest, that all nodes of a cell must share (0: any); `hands_over`: whether it supports
-    separate prefill and decode cells."""
+    separate prefill and decode cells; `needs`: digests of its build and of its weights, which nodes fetch."""
 
     nodes_per_cell: int
     ready_timeout_s: float = 300.0
@@ -148,6 +159,7 @@ class VersionView:
     within: int = 0
     hands_over: bool = False
     concurrency: int = 1
+    needs: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,6 +180,7 @@ class DeploymentView:
     within: int = 0
     hands_over: bool = False
     concurrency: int = 1
+    needs: frozenset[str] = frozenset()
     version: str = ""
     others: Mapping[str, VersionView] = field(default_factory=dict)
     further: Mapping[str, Mapping[str, VersionView]] = field(default_factory=dict)
@@ -206,8 +219,9 @@ class DeploymentView:
         if versions := self.further.get(instance_type):
             return versions.get(version) or versions[self.version]
         own = VersionView(
-            self.nodes_per_cell, self.ready_timeout_s, self.engine, self.within, self.hands_over, self.concurrency
-        )
+            self.nodes_per_cell, self.ready_timeout_s, self.engine, self.within, self.hands_over, self.concurrency,
+            self.needs,
+        )  # fmt: skip
         return self.others.get(version) or own
 
     def within_on(self, instance_type: str) -> int:
@@ -368,6 +382,15 @@ class FleetView:
     def unheard_s(self, node: NodeView, now: datetime) -> float:
         """Seconds since its last report, for whatever reason. For witnesses, which must have reported."""
         return (now - (node.report.last_seen_at or node.created_at)).total_seconds()
+
+    def lacking_nodes(self, cell: CellView, version: str) -> tuple[NodeView, ...]:
+        """Nodes of a cell that still fetch what this version needs. Those whose agents fetch nothing in advance do not
+        count."""
+        needs = self.deployments[cell.deployment].of(version, cell.instance_type).needs
+        if not needs:
+            return ()
+        nodes = (self.nodes[member.node] for member in cell.members)
+        return tuple(node for node in nodes if (held := node.report.holdings) and not needs <= held.digests)
 
     def cell_of(self, node: str) -> CellView | None:
         return self._cell_by_member.get(node)

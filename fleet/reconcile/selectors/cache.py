@@ -20,7 +20,7 @@ from fleet.faults.selectors import step_windows
 from fleet.load.planner import CellCounters
 from fleet.nodes.models import NodeReport
 from fleet.reconcile.planning.settings import FleetSettings
-from fleet.reconcile.planning.snapshot import CellView, MemberView, NodeView, ProviderStatus, ReportView
+from fleet.reconcile.planning.snapshot import CellView, Holdings, MemberView, NodeView, ProviderStatus, ReportView
 from fleet.reconcile.planning.states import CellState, DisruptionCause, MachineState, NodeState, ProviderAction
 from fleet.rollouts.selectors import counters_reported
 from kernel.row_cache import FullLooks, Row, RowCache, RowCaches, WrittenTables
@@ -34,6 +34,7 @@ _SELDOM_WRITTEN = (
     *("models_registry_instancetype", "fleet_rate", "fleet_capacitypool"),
     *("fleet_signal", "fleet_incident", "fleet_replacement", "fleet_repair", "fleet_faultrule", "fleet_node"),
     *("fleet_cloudnotice", "models_registry_benchmark", "fleet_dayplan", "fleet_scalingswitch"),
+    "models_registry_enginebuild",
 )
 
 
@@ -45,7 +46,7 @@ def _epoch(column: str) -> str:
 _NODES = (
     *("id", "region_id", "instance_type_id", "state", _epoch("created_at"), _epoch("state_since"), "cordoned"),
     *("topology::text", _epoch("spare_since"), "fingerprint::text", "cordoned_for_notice", "markets::text"),
-    "jsonb_array_length(accelerators)",
+    *("jsonb_array_length(accelerators)", "prefetch::text"),
 )
 # Keeps all members, because planners look up every node of a cell, and all machines that may still run.
 _NODE_KEPT = """state <> 'retired' OR terminated_at IS NULL
@@ -54,6 +55,7 @@ _BOUGHT_KEPT = f"price_per_hour IS NOT NULL AND runs <> '' AND state <> '{Machin
 _REPORTS = (
     *("node_id", "connected", _epoch("last_seen_at"), _epoch("connection_changed_at"), "state", "cell", "generation"),
     *("reason", _epoch("unhealthy_since"), "health ->> 'reason'", "load ->> 'in_flight'", "listener", "xmin::text"),
+    *("(telemetry -> 'builds')::text", "(telemetry -> 'prefetched')::text"),
 )
 _CELLS = (
     *("id", "deployment_id", "region_id", "state", "generation", _epoch("created_at"), _epoch("state_since")),
@@ -238,7 +240,7 @@ class FleetCache:
     def _node_view(self, node: str, row: Row) -> NodeView:
         """Without the provider's status."""
         region, instance_type, state, created_at, state_since, cordoned, topology, *rest = row
-        spare_since, fingerprint, cordoned_for_notice, markets, devices = rest
+        spare_since, fingerprint, cordoned_for_notice, markets, devices, prefetch = rest
         reported, order = self._reports.rows.get(node), self._orders.rows.get(node)
         software, digest = _software(fingerprint)
         return NodeView(
@@ -251,7 +253,7 @@ class FleetCache:
             report=_SILENT if reported is None else _report_view(reported),
             cordoned=cordoned,
             cordoned_for_notice=cordoned_for_notice,
-            topology=_topology(topology),
+            topology=_texts(topology),
             spare_since=_time_or_none(spare_since),
             ordered=None if order is None else ProviderAction(order[0]),
             unit="" if order is None else order[1],
@@ -260,6 +262,7 @@ class FleetCache:
             fingerprint=digest,
             software=software,
             devices=devices,
+            prefetch=_texts(prefetch),
         )
 
 
@@ -283,7 +286,7 @@ def _with_changes(
 
 def _report_view(row: Row) -> ReportView:
     connected, last_seen_at, changed_at, state, cell, generation, reason, unhealthy_since, *rest = row
-    why, in_flight, listener, _ = rest
+    why, in_flight, listener, _, builds, prefetched = rest
     return ReportView(
         connected=connected,
         last_seen_at=_time_or_none(last_seen_at),
@@ -296,6 +299,7 @@ def _report_view(row: Row) -> ReportView:
         health_reason=why or "",
         in_flight=int(in_flight) if in_flight else 0,
         listener=listener,
+        holdings=None if prefetched is None else _holdings(builds or "[]", prefetched),
     )
 
 
@@ -316,7 +320,16 @@ def _software(stated: str) -> tuple[Fingerprint, str]:
 
 
 @lru_cache(4096)
-def _topology(stated: str) -> tuple[str, ...]:
+def _holdings(builds: str, prefetched: str) -> Holdings:
+    """What a node holds. Most nodes are alike."""
+    stated = json.loads(prefetched)
+    present = [*json.loads(builds), *stated.get("artifacts", ())]
+    complete = frozenset(one["digest"] for one in present if not one.get("fetching"))
+    return Holdings(complete, stated.get("troubles", {}))
+
+
+@lru_cache(4096)
+def _texts(stated: str) -> tuple[str, ...]:
     return tuple(json.loads(stated))
 
 

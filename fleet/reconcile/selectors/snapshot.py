@@ -2,9 +2,10 @@
 writes."""
 
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
+from functools import partial
 
 from fleet.autoscaling.selectors import PLANNED_CELLS_OF, planned_place_cells
 from fleet.capacity.planning.pools import InvalidMarkets, parse_markets
@@ -39,10 +40,12 @@ from fleet.rollouts.models import Rollout
 from fleet.rollouts.selectors import active_rollouts, rollout_view
 from kernel.leases import lease_held_since
 from kernel.row_cache import WrittenTables
+from models_registry.builds.selectors import build_digests
 from models_registry.instance_types.planner import InstanceShape
 from models_registry.instance_types.selectors import instance_shapes
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.engine_arguments import network_nodes_shared, nodes_per_cell
+from models_registry.versions.planning.lifecycle import artifacts_of
 from models_registry.versions.planning.roles import apart_objection
 from models_registry.versions.planning.spec import InvalidVersion
 
@@ -50,6 +53,8 @@ _OF_DEPLOYMENTS = (
     "fleet_deployment", "models_registry_instancetype", "models_registry_modelversion", "models_registry_model",
 )  # fmt: skip
 _OF_ROLLOUTS = ("fleet_rollout", "models_registry_benchmark", *_OF_DEPLOYMENTS)
+Builds = Callable[[], Mapping[str, str]]
+"""Digests of engine builds by name, loaded only if a version names one."""
 LISTENING_LEASE = "agent-ingest"
 """Held by the web processes that keep up with their agents. Silence counts only while it is held."""
 
@@ -64,7 +69,8 @@ def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: F
     rollouts, unreadable = _rollouts(active)
     judged = [cell for cell in cells.values() if cell.deployment in rollouts]
     cells |= {cell.id: cell for cell in known.with_counters(judged)}
-    deployments = {view.name: view for view in _deployments(written, known.versions, active, unreadable)}
+    builds = partial(written.get, "builds", ["models_registry_enginebuild"], build_digests)
+    deployments = {view.name: view for view in _deployments(written, known.versions, active, unreadable, builds)}
     regions = _regions(written.get("regions", ["fleet_region"], lambda: list(Region.objects.all())))
     since = now - timedelta(seconds=(settings or FleetSettings()).ledger.layout_counts_s)
     has_pools = any(region.free is not None for region in regions.values())
@@ -110,7 +116,7 @@ def spares_by_plan(now: datetime) -> dict[tuple[str, str], PlannedSpares]:
     if not planned:
         return {}
     tables = WrittenTables(())
-    deployments = {view.name: view for view in _deployments(tables, {}, [], {})}
+    deployments = {view.name: view for view in _deployments(tables, {}, [], {}, dict)}
     fleet = FleetView(_regions(list(Region.objects.all())), {}, {}, deployments, None, planned=planned)
     staying = Cell.objects.exclude(state__in=[state.value for state in LEAVING])
     found = planned_spares(fleet, Counter(staying.values_list("deployment_id", "region_id", "instance_type_id")), now)
@@ -181,7 +187,7 @@ def deployment_view(name: str) -> DeploymentView:
     """One deployment for planners, with only its own version."""
     row = Deployment.objects.select_related("model_version").get(name=name)
     claims = {place.region_id: claim_of(place) for place in DeploymentRegion.objects.filter(deployment=row)}
-    return _deployment(row, claims, {}, instance_shapes(row.instance_types))
+    return _deployment(row, claims, {}, instance_shapes(row.instance_types), dict)
 
 
 def _deployments(
@@ -189,6 +195,7 @@ def _deployments(
     versions: Mapping[str, dict[str, ModelVersion]],
     rollouts: list[Rollout],
     unreadable: dict[str, str],
+    builds: Builds,
 ) -> Iterator[DeploymentView]:
     """`versions`: by deployment, the versions of its cells."""
     claims: dict[str, dict[str, ClaimView]] = defaultdict(dict)
@@ -200,7 +207,7 @@ def _deployments(
         goals[rollout.deployment_id] = {version.reference: version for version in ends}
     shapes = written.get("shapes", ["models_registry_instancetype"], instance_shapes)
     for row in written.get("deployments", _OF_DEPLOYMENTS, _deployment_rows):
-        view = _deployment(row, claims[row.name], versions.get(row.name, {}) | goals[row.name], shapes)
+        view = _deployment(row, claims[row.name], versions.get(row.name, {}) | goals[row.name], shapes, builds)
         yield replace(view, problem=unreadable[row.name]) if row.name in unreadable else view
 
 
@@ -222,10 +229,11 @@ def _deployment(
     claims: dict[str, ClaimView],
     versions: dict[str, ModelVersion],
     shapes: Mapping[str, InstanceShape],
+    builds: Builds,
 ) -> DeploymentView:
     """Invalid data become this deployment's problem and do not stop the planning of other deployments."""
     try:
-        return _valid_deployment(row, claims, versions, shapes)
+        return _valid_deployment(row, claims, versions, shapes, builds)
     except (InvalidVersion, InvalidPolicy, InvalidMarkets) as wrong:
         return DeploymentView(
             name=row.name,
@@ -247,10 +255,12 @@ def _valid_deployment(
     claims: dict[str, ClaimView],
     versions: dict[str, ModelVersion],
     shapes: Mapping[str, InstanceShape],
+    builds: Builds,
 ) -> DeploymentView:
     (first, *further), is_apart = row.instance_types, any(claim.prefill for claim in claims.values())
     shape, own_name = shapes[first], row.model_version.reference
-    own = version_view(row.model_version, shape, is_apart=is_apart)
+    view = partial(version_view, is_apart=is_apart, builds=builds)
+    own = view(row.model_version, shape)
     return DeploymentView(
         name=row.name,
         instance_type=first,
@@ -262,11 +272,12 @@ def _valid_deployment(
         within=own.within,
         hands_over=own.hands_over,
         concurrency=own.concurrency,
+        needs=own.needs,
         version=own_name,
-        others={name: version_view(other, shape, is_apart=is_apart) for name, other in versions.items()},
+        others={name: view(other, shape) for name, other in versions.items()},
         further={
             kind: {
-                name: version_view(one, shapes[kind], is_apart=is_apart)
+                name: view(one, shapes[kind])
                 for name, one in {**versions, own_name: row.model_version}.items()
                 if name == own_name or kind in one.parallelism
             }
@@ -280,11 +291,14 @@ def _valid_deployment(
     )
 
 
-def version_view(version: ModelVersion, machine: InstanceShape, *, is_apart: bool = False) -> VersionView:
+def version_view(
+    version: ModelVersion, machine: InstanceShape, *, is_apart: bool = False, builds: Builds = dict
+) -> VersionView:
     """A version on these machines. `is_apart`: whether separate prefill and decode cells matter. Raises InvalidVersion
     if it does not cover this instance type, or is invalid."""
     spec = version.spec()
     there = spec.on(machine.name)
+    build = builds().get(there.engine_build, "") if there.engine_build else ""
     return VersionView(
         nodes_per_cell(there, machine.name),
         there.ready_timeout_s,
@@ -292,4 +306,5 @@ def version_view(version: ModelVersion, machine: InstanceShape, *, is_apart: boo
         network_nodes_shared(there, machine.name),
         hands_over=is_apart and not apart_objection(spec, machine),
         concurrency=there.max_concurrency,
+        needs=frozenset({build, *(each.digest for each in artifacts_of(there))} - {""}),
     )

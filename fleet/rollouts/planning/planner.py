@@ -242,11 +242,29 @@ def _last_progress(case: _RolloutCase) -> datetime:
     return max([case.progress.rollout.state_since, *moments])
 
 
+def _prefetch_reason(case: _RolloutCase, stage: Stage) -> str:
+    """Which node still fetches the version before its cell is drained, or ""."""
+    progress = case.progress
+    if progress.is_surging or case.versions.lacking(progress.deployment.name, stage.region) <= 0:
+        return ""
+    goal = progress.goal
+    old = (cell for cell in case.cells(stage.region) if cell.state is CellState.READY and cell.version != goal)
+    missing = next(((cell, nodes[0]) for cell in old if (nodes := case.fleet.lacking_nodes(cell, goal))), None)
+    if missing is None:
+        return ""
+    cell, node = missing
+    needs = progress.deployment.of(goal, cell.instance_type).needs
+    troubles = node.report.holdings.troubles if node.report.holdings else {}
+    why = next((f": {troubles[digest]}" for digest in sorted(needs) if digest in troubles), "")
+    return f"; {cell.id} is not drained before {node.id} has fetched {goal}{why}"
+
+
 def _wait_reason(case: _RolloutCase, stage: Stage, proven: int, target: int, unproven: list[CellView]) -> str:
     """The reason a wave waits, worded so that it does not change every second."""
     text = f"{stage.label}: {proven} of {target} updated and healthy"
     if case.behind:
         text += f"; {case.behind} was scaled and has cells to update"
+    text += _prefetch_reason(case, stage)
     other = [cell for cell in case.cells(stage.region) if cell.returns or cell.state is CellState.PENDING]
     if not (waits := unproven + other):
         return text

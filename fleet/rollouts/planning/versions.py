@@ -266,7 +266,8 @@ def is_at(cell: CellView, version: str) -> bool:
 
 
 def plan_updates(fleet: FleetView, versions: VersionPlan, ledger: Ledger, leaving: set[str]) -> Iterator[DrainCell]:
-    """Cells to drain for their rollout, within the allowed disruption."""
+    """Cells to drain for their rollout, within the allowed disruption. Those whose nodes still fetch the version wait,
+    except in a rollback."""
     for deployment in sorted(fleet.rollouts):
         progress = versions.progress(deployment)
         if progress is None or progress.is_surging or progress.deployment.problem:
@@ -274,9 +275,11 @@ def plan_updates(fleet: FleetView, versions: VersionPlan, ledger: Ledger, leavin
         for region in progress.regions:
             idle = _not_serving(versions, deployment, region, progress.goal)
             count = versions.lacking(deployment, region) - idle
-            for cell in _cells_to_move(versions, progress, region, leaving):
+            for cell in cells_to_move(versions, progress, region, leaving):
                 if count <= 0 or ledger.refusal(cell, DisruptionCause.ROLLOUT) is not None:
                     break
+                if not progress.is_returning and fleet.lacking_nodes(cell, progress.goal):
+                    continue
                 ledger.charge(cell, DisruptionCause.ROLLOUT)
                 count -= 1
                 reason = f"rollout {progress.rollout.id} moves it to {progress.goal}"
@@ -290,7 +293,7 @@ def _not_serving(versions: VersionPlan, deployment: str, region: str, goal: str)
     return sum(cell.state in waiting and cell.version != goal for cell in cells)
 
 
-def _cells_to_move(
+def cells_to_move(
     versions: VersionPlan, progress: RolloutProgress, region: str, leaving: set[str]
 ) -> Iterator[CellView]:
     """Serving cells of other versions, alternating roles and instance types, the oldest first."""

@@ -14,11 +14,12 @@ from msgspec import structs
 from engine_agent.engines.artifacts import entry_of
 from engine_agent.engines.base import EngineUnavailable
 from engine_agent.engines.builds.store import host_facts, parts_entry
-from engine_agent.node import builds
+from engine_agent.node import downloads
 from engine_agent.node.builds import HeldBuild, NodeBuilds
+from engine_agent.node.downloads import Downloads
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.protocol.engine_builds import BUILD_FILE, EngineBuild
-from engine_agent.protocol.messages import Artifact, EnginePlan
+from engine_agent.protocol.messages import Artifact, EnginePlan, Prefetch, Report
 from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY
 from engine_agent.protocol.states import AgentKind
 from tests.asking import CLIENT
@@ -50,7 +51,8 @@ class Fetching:
         enrolment.store_credential("sw_1_secret")
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         self.cache = home / "builds"
-        self.builds = NodeBuilds(self.cache, enrolment, self._wake)
+        self.downloads = Downloads(enrolment, self._wake)
+        self.builds = NodeBuilds(self.cache, self.downloads)
 
     def _wake(self) -> None:
         self._loop.call_soon_threadsafe(self._ended.set)
@@ -58,8 +60,9 @@ class Fetching:
     async def obtain(self, build: EngineBuild) -> HeldBuild:
         held = self.builds.obtain(build)
         if held is None:
-            assert self.builds.words(build).startswith(f"build {build.name}: ")
-            assert [each.fetching for each in self.builds.report()] == [self.builds.words(build)]
+            words = self.downloads.words(build.digest)
+            assert words.startswith(f"build {build.name}: ")
+            assert [each.fetching for each in self.builds.report()] == [words]
             async with asyncio.timeout(60):
                 await self._ended.wait()
             self._ended.clear()
@@ -122,7 +125,7 @@ async def test_parts_that_differ_from_the_manifest_are_never_unpacked(plane: Fak
 async def test_a_control_plane_without_the_build_is_named(
     plane: FakeControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(builds, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(downloads, "FIRST_PAUSE_S", 0.001)
     plane.builds = None
     with pytest.raises(EngineUnavailable, match=r"build tiny-1 does not arrive: .* it answered 404: .*no such build"):
         await Fetching(plane, tmp_path).obtain(ordered(tmp_path / "small"))
@@ -132,8 +135,8 @@ async def test_a_control_plane_without_the_build_is_named(
 async def test_a_busy_control_plane_is_waited_for(
     plane: FakeControlPlane, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(builds, "FIRST_PAUSE_S", 0.001)
-    plane.busy_answers = 3 * builds.ATTEMPTS
+    monkeypatch.setattr(downloads, "FIRST_PAUSE_S", 0.001)
+    plane.busy_answers = 3 * downloads.ATTEMPTS
     os.close((await Fetching(plane, tmp_path).obtain(ordered(tmp_path / "small"))).lock)
     assert plane.busy_answers == 0
 
@@ -170,23 +173,28 @@ async def test_an_order_with_a_build_fetches_and_serves_with_its_own_python(
 ) -> None:
     cache = tmp_path / "cache"
     monkeypatch.setenv("SWITCHYARD_CACHE", str(cache))
-    plane.builds = tiny_build()
-    node, weights = Node(plane, tmp_path, free_ports(PORTS_PER_NODE)), tmp_path / "weights"
+    plane.builds, plane.weights = tiny_build(), tmp_path / "weights"
+    node, weights = Node(plane, tmp_path, free_ports(PORTS_PER_NODE)), plane.weights
     build = ordered(tiny_build())
     plan = EnginePlan(
         engine="generic",
         served_model="tiny",
         max_concurrency=2,
         ready_timeout_s=60.0,
-        artifact=Artifact(weights.as_uri(), artifact(weights).digest),
+        artifact=Artifact("file:///srv/models/tiny", artifact(weights).digest),
         args=("--context-length", "512", "--command", "llama-cpp"),
         widened=("--command",),
         build=build,
     )
     try:
         node.start_agent()
-        await plane.order(order(1, assignment(plan=plan), node=node.id))
+        ahead = Prefetch((build,), plan.artifacts)
+        await plane.order(structs.replace(order(1, assignment(plan=plan), node=node.id), prefetch=ahead))
         await node.says("ready", 1)
+        telemetry = plane.of(Report)[-1].telemetry
+        assert [each.digest for each in telemetry.builds] == [build.digest]
+        assert telemetry.prefetched is not None
+        assert [each.digest for each in telemetry.prefetched.artifacts] == [each.digest for each in plan.artifacts]
         body = {"model": "tiny", "prompt": "one two three", "max_tokens": 1}
         url = f"http://127.0.0.1:{node.port_base + PROXY}/v1/completions"
         answer = await asyncio.to_thread(lambda: CLIENT.post(url, json=body))

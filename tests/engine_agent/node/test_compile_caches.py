@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
+from msgspec import structs
 
 from engine_agent.engines.base import CompileFolders
 from engine_agent.engines.compile_cache import pack
 from engine_agent.node import compile_caches
 from engine_agent.node.accounts import Service, service_account
-from engine_agent.node.builds import NodeBuilds
 from engine_agent.node.compile_caches import HeldCache, NodeCaches
+from engine_agent.node.downloads import Downloads
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.launch import NodePlace
 from engine_agent.node.node import LocalNode
@@ -268,6 +269,9 @@ class Rig:
         program.parent.mkdir(parents=True)
         program.write_text(f"#!/bin/sh\ncd {home}/engine || cd {home}\nenv > part\nmv part seen\nexec sleep 60\n")
         program.chmod(0o755)
+        self.weights = Artifact((home / "m").as_uri(), "sha256:12")
+        (home / "m").mkdir()
+        (home / "m/manifest.json").touch()
         enrolment = Enrolment(url, AgentKind.NODE, "n-1", home)
         enrolment.store_credential("sw_1_secret")
         loop = asyncio.get_running_loop()
@@ -280,13 +284,13 @@ class Rig:
             stack=lambda: {"kernel": "6"},
             on_change=self.changed.set,
             on_fault=lambda _: None,
-            builds=NodeBuilds(home / "builds", enrolment, wake),
+            downloads=Downloads(enrolment, wake),
             caches=NodeCaches(home / "compiled", "n-1", enrolment, wake),
         )
 
     async def start(self, plan: EnginePlan) -> dict[str, str]:
         """Starts the engine and returns its environment."""
-        step = StartEngine(assignment(plan=plan), "a test")
+        step = StartEngine(assignment(plan=structs.replace(plan, artifact=self.weights)), "a test")
         self.node.apply(step)
         if not self.node.is_serving:
             async with asyncio.timeout(30):
@@ -309,7 +313,7 @@ async def rig(fleet: Fleet, tmp_path: Path) -> AsyncIterator[Rig]:
     rig.node.close()
 
 
-PLAN = EnginePlan("vllm", "m", 1, 60.0, artifact=Artifact("file:///models/m", "sha256:12"))
+PLAN = EnginePlan("vllm", "m", 1, 60.0)
 
 
 @pytest.mark.processes

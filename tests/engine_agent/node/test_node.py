@@ -9,9 +9,9 @@ import pytest
 import pytest_asyncio
 
 from engine_agent.node import watch
-from engine_agent.node.builds import NodeBuilds
 from engine_agent.node.compile_caches import NodeCaches
 from engine_agent.node.devices import DeviceTurn
+from engine_agent.node.downloads import Downloads
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.journal import Journal
 from engine_agent.node.launch import NodePlace
@@ -45,7 +45,7 @@ class Rig:
             stack=lambda: {"kernel": "6"},
             on_change=self._changed,
             on_fault=self.faults.append,
-            builds=NodeBuilds(home / "builds", enrolment, self._changed),
+            downloads=Downloads(enrolment, self._changed),
             caches=NodeCaches(home / "compiled", "n-1", enrolment, self._changed),
             devices=lambda: self.devices,
         )

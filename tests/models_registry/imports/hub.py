@@ -3,10 +3,12 @@
 import hashlib
 import json
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -210,3 +212,15 @@ def local_hub() -> Iterator[LocalHub]:
     finally:
         server.shutdown()
         server.server_close()
+
+
+def serve_folder(folder: Path, port: int) -> None:
+    """Serves a folder as the repository `org/model` on loopback, until this process ends."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "manifest.json"}
+    hub = LocalHub(files=files, url=f"http://127.0.0.1:{port}")
+    handler = type("Handler", (_Handler,), {"hub": hub})
+    ThreadingHTTPServer(("127.0.0.1", port), handler).serve_forever()
+
+
+if __name__ == "__main__":
+    serve_folder(Path(sys.argv[1]), int(sys.argv[2]))
