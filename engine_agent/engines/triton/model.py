@@ -40,13 +40,14 @@ class TritonPythonModel:
         stated = json.loads(args["model_config"])["parameters"]
         given = {name: each["string_value"] for name, each in stated.items()}
         folder, settings = Path(given["folder"]), json.loads(given["settings"])
+        os.chdir(folder)  # a socket's path has at most 107 bytes
         params = xllamacpp.CommonParams()
-        apply_settings(params, {**settings, "hostnames": [str(folder / SOCKET)]}, xllamacpp)
+        apply_settings(params, {**settings, "hostnames": [SOCKET]}, xllamacpp)
         try:
             self._server = xllamacpp.Server(params)
         except RuntimeError as error:
             raise backend.TritonModelException(f"llama.cpp cannot serve {settings['model.path']}: {error}") from error
-        if problem := context_problem(_served_context(folder / SOCKET), int(given["context_length"])):
+        if problem := context_problem(_served_context(), int(given["context_length"])):
             raise backend.TritonModelException(problem)
         self._threads = ThreadPoolExecutor(settings["n_parallel"] + SPARE_HTTP_THREADS)
         self._cancelled: dict[str, bool] = {}
@@ -158,10 +159,10 @@ def _text(tensor: Any) -> str:
     return str(tensor.as_numpy()[0].decode())
 
 
-def _served_context(address: Path) -> int:
+def _served_context() -> int:
     """Tokens of a slot, from llama.cpp's own server on a Unix socket."""
     with socket.socket(socket.AF_UNIX) as connection:
-        connection.connect(str(address))
+        connection.connect(SOCKET)
         connection.sendall(b"GET /props HTTP/1.0\r\n\r\n")
         with connection.makefile("rb") as answer:
             body = answer.read().partition(b"\r\n\r\n")[2]

@@ -47,7 +47,7 @@ FORMS: tuple[tuple[str, dict[str, Any]], ...] = (
 def cell(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cell]:
     install(CACHE, print)
     plan = plan_of(artifact, engine="triton", temperature=0.2, top_p=0.9)
-    with running_cell(plan, tmp_path_factory.mktemp("triton")) as cell:
+    with running_cell(plan, tmp_path_factory.mktemp("longer-than-the-path-of-a-socket-" * 4)) as cell:
         yield cell
 
 
