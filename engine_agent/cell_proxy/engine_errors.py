@@ -93,7 +93,10 @@ _RENAMED: Final[Mapping[bytes, Mapping[str, str]]] = {
     b"/v1/messages/count_tokens": _MESSAGES,
 }  # fmt: skip
 """vLLM's names of members, because it turns the request into a chat, and the client's."""
-_TOO_LONG = ("maximum context length", "exceeds the available context size", "maximum model length")
+_TOO_LONG = (
+    *("maximum context length", "exceeds the available context size", "maximum model length"),
+    *("longer than the model's context length", "should not exceed max_seq_len"),
+)
 _TOO_MANY_LOGPROBS = "Requested sample logprobs"
 _NO_PROMPT = (
     "Cannot apply chat template to an empty conversation",

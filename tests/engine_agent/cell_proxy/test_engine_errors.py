@@ -77,6 +77,20 @@ def test_llama_cpps_words_for_it_are_known() -> None:
 
 
 @pytest.mark.parametrize(
+    "message",
+    [
+        "The input (9000 tokens) is longer than the model's context length (8192 tokens).",
+        "Requested token count exceeds the model's maximum context length of 8192 tokens.",
+        "The sum of prompt length (4000), query length (0) and max_tokens (200) should not exceed max_seq_len (4096)",
+    ],
+    ids=["sglang", "sglang with its answer", "tensorrt-llm"],
+)
+def test_words_of_sglang_and_tensorrt_llm_for_it_are_known(message: str) -> None:
+    error = read_error(CHAT, 400, {"object": "error", "message": message, "type": "BadRequestError", "code": 400})
+    assert (error.code, error.param) == ("context_length_exceeded", "messages")
+
+
+@pytest.mark.parametrize(
     ("message", "code", "param"),
     [
         (
