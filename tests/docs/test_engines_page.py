@@ -80,6 +80,7 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
     "JSON schemas": {
         "vllm": VLLM_TABLE,
         "llama-cpp": (LLAMA_CPP, "a_schema_is_kept"),
+        "triton": (LLAMA_CPP, "a_schema_is_kept"),
         "sim": SIM_TABLE,
     },
     "tools": {"vllm": VLLM_TABLE, "sim": SIM_TABLE},

@@ -35,7 +35,14 @@ from engine_agent.engines.openai_http import (
 from engine_agent.engines.triton.kserve import KServe, KServeError, TritonGone
 from engine_agent.engines.usage_ledger import SequenceTokens, note
 from engine_agent.protocol import request_bodies
-from engine_agent.protocol.request_bodies import BadRequest, ChatBody, CompletionBody, check_chat, check_completion
+from engine_agent.protocol.request_bodies import (
+    BadRequest,
+    ChatBody,
+    CompletionBody,
+    ResponseFormat,
+    check_chat,
+    check_completion,
+)
 
 log = logging.getLogger(__name__)
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -57,10 +64,10 @@ SAMPLING: Mapping[str, str] = {
 """Members of a request -> llama.cpp's."""
 UNSERVED = (
     *("chat_template_kwargs", "documents", "echo", "include_stop_str_in_output", "kv_transfer_params", "logprobs"),
-    *("min_tokens", "prompt_logprobs", "reasoning_effort", "response_format", "return_token_ids", "stop_token_ids"),
+    *("min_tokens", "prompt_logprobs", "reasoning_effort", "return_token_ids", "stop_token_ids"),
     *("structured_outputs", "tools", "tool_choice"),
 )
-_HARMLESS: Mapping[str, Any] = {"response_format": request_bodies.ResponseFormat("text"), "tool_choice": "none"}
+_HARMLESS: Mapping[str, Any] = {"tool_choice": "none"}
 
 
 @dataclass(frozen=True)
@@ -139,6 +146,8 @@ def _request(body: ChatBody | CompletionBody, given: Mapping[str, str], limit: i
         stated["seed"] = body.seed % 2**32
     if limit is not None:
         stated["max_tokens"] = limit
+    if (schema := _schema_of(body.response_format)) is not None:
+        stated["json_schema"] = schema
     options = body.stream_options
     return Request(
         model=body.model,
@@ -147,6 +156,18 @@ def _request(body: ChatBody | CompletionBody, given: Mapping[str, str], limit: i
         stream=bool(body.stream),
         include_usage=bool(options and options.include_usage),
     )
+
+
+def _schema_of(given: ResponseFormat | None) -> Any:
+    """The schema of the answer, or None for any text."""
+    if given is None or given.type == "text":
+        return None
+    if given.type == "json_object":
+        return {"type": "object"}
+    if given.type == "json_schema" and given.json_schema is not None and isinstance(given.json_schema.schema, dict):
+        return given.json_schema.schema
+    message = "`response_format` must be text, json_object, or json_schema with a schema"
+    raise BadRequest(message, param="response_format", code="invalid_value")
 
 
 class Run:

@@ -55,7 +55,6 @@ def test_parts_of_a_message_are_one_text_and_nothing_else_of_it_is_passed_on() -
         {"n": 2},
         {"logprobs": True, "top_logprobs": 2},
         {"tools": [{"type": "function", "function": {"name": "f"}}]},
-        {"response_format": {"type": "json_object"}},
         {"structured_outputs": {"regex": "a"}},
         {"stop_token_ids": [1]},
         {"min_tokens": 1, "max_tokens": 2},
@@ -66,6 +65,28 @@ def test_members_that_the_model_does_not_serve_are_named(members: dict[str, Any]
     with pytest.raises(BadRequest) as raised:
         read_chat(json.dumps({**CHAT, **members}).encode())
     assert (raised.value.param in members, raised.value.code) == (True, "unsupported_parameter")
+
+
+@pytest.mark.parametrize(
+    ("form", "schema"),
+    [
+        ({"type": "text"}, None),
+        ({"type": "json_object"}, {"type": "object"}),
+        ({"type": "json_schema", "json_schema": {"name": "c", "schema": {"type": "integer"}}}, {"type": "integer"}),
+    ],
+)
+def test_a_schema_reaches_llama_cpp(form: dict[str, Any], schema: Any) -> None:
+    for read, body in ((read_chat, CHAT), (read_completion, COMPLETION)):
+        inputs = read(json.dumps({**body, "response_format": form}).encode()).inputs
+        assert sampling(inputs).get("json_schema") == schema
+
+
+@pytest.mark.parametrize(
+    "form", [{"type": "json_schema"}, {"type": "json_schema", "json_schema": {"name": "c"}}, {"type": "structural_tag"}]
+)
+def test_a_form_without_a_schema_is_refused(form: dict[str, Any]) -> None:
+    with pytest.raises(BadRequest, match="or json_schema with a schema"):
+        read_chat(json.dumps({**CHAT, "response_format": form}).encode())
 
 
 @pytest.mark.parametrize("prompt", [["x", "y"], [1, 2], [[1]]])
