@@ -75,6 +75,7 @@ def region_check(
         return
     yield Finding(Verdict.ALLOWED, f"stack {cloud.stack}", f"zones {', '.join(read.base.zones)}")
     yield from _stack_drift(cloud, read.base)
+    yield from _describe_images(read.base, cloud.aws_region, send)
     for service, operation, region, params in _read_calls(cloud.aws_region, read.base):
         yield _try_call(service, operation, region, params, send)
     pools = list(CapacityPool.objects.filter(region_id=cloud.pk, enabled=True))
@@ -83,6 +84,19 @@ def region_check(
     yield _check_termination(cloud, send)
     yield from _check_offers(types, {each.instance_type for each in read.pools})
     yield from _check_quotas(cloud, pools, send)
+
+
+def _describe_images(base: CloudBase, region: str, send: Send) -> Iterator[Finding]:
+    """What the stack's images are and when they were made, so that a person can pin them."""
+    try:
+        found = send("ec2", "DescribeImages", region, ImageIds=sorted(base.root_devices))["Images"]
+    except CallFailed as error:
+        yield _failed_finding("images", error, region, send)
+        return
+    for image in sorted(found, key=lambda each: str(each["ImageId"])):
+        made = str(image.get("CreationDate", ""))[:10] or "an unknown day"
+        text = f"{image.get('Name') or 'without a name'}, for {image.get('Architecture')}, made on {made}"
+        yield Finding(Verdict.ALLOWED, f"image {image['ImageId']}", text)
 
 
 def _send_in_turn(wait: Callable[[float], None], *names: str, **params: Any) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """`manage.py aws_check` reports what the account allows, denies and lacks, and changes nothing."""
 
+import re
 from datetime import timedelta
 from io import StringIO
 from typing import Any
@@ -55,6 +56,10 @@ def test_all_that_is_needed_is_there(aws: World) -> None:
     assert code == 0, text
     assert f"this install is {install_ensure(clock.now()).id}" in text
     assert "allowed  ec2 DescribeInstanceTopology" in text
+    made = re.search(
+        r"allowed  image ami-0000000000000aaaa: /aws/service/neuron/\S+, for x86_64, made on 2\d{3}-", text
+    )
+    assert made, text
     assert "allowed  ec2 RunInstances of trn1.32xlarge from on_demand in us-east-2" in text
     assert "unknown  ec2 TerminateInstances: there is no machine yet to test it with" in text
     assert f"allowed  quota {TRN}: 100000 vCPUs; 128 are needed" in text
