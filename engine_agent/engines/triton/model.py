@@ -98,7 +98,9 @@ class TritonPythonModel:
             else:
                 self._server.handle_completions({**body, "prompt": given["text_input"]}, take)
         except Exception as failure:
-            error = {"code": 500, "message": f"llama.cpp failed: {failure}"}
+            # Before the first event llama.cpp reads the request: its schema, its template.
+            code = 500 if answer.counts[0] else 400
+            error = {"code": code, "message": f"llama.cpp cannot answer the request: {failure}"}
         self._count(answer)
         if error is not None:
             _send_error(sender, error)

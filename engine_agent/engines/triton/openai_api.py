@@ -131,6 +131,9 @@ def read_completion(body: bytes) -> Request:
         (prompt,) = prompt
     if not isinstance(prompt, str):
         raise BadRequest("`prompt` must be one text for this model", param="prompt", code="unsupported_parameter")
+    if _schema_of(completion.response_format) is not None:  # llama.cpp ignores schemas there that it cannot read
+        message = "`response_format` is available for chats of this model only"
+        raise BadRequest(message, param="response_format", code="unsupported_parameter")
     limit = COMPLETION_TOKENS if completion.max_tokens is None else completion.max_tokens
     return _request(completion, {"text_input": prompt}, limit)
 

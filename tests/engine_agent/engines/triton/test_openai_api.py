@@ -76,9 +76,14 @@ def test_members_that_the_model_does_not_serve_are_named(members: dict[str, Any]
     ],
 )
 def test_a_schema_reaches_llama_cpp(form: dict[str, Any], schema: Any) -> None:
-    for read, body in ((read_chat, CHAT), (read_completion, COMPLETION)):
-        inputs = read(json.dumps({**body, "response_format": form}).encode()).inputs
-        assert sampling(inputs).get("json_schema") == schema
+    inputs = read_chat(json.dumps({**CHAT, "response_format": form}).encode()).inputs
+    assert sampling(inputs).get("json_schema") == schema
+    completion = json.dumps({**COMPLETION, "response_format": form}).encode()
+    if schema is None:
+        assert "json_schema" not in sampling(read_completion(completion).inputs)
+    else:
+        with pytest.raises(BadRequest, match="available for chats of this model only"):
+            read_completion(completion)
 
 
 @pytest.mark.parametrize(

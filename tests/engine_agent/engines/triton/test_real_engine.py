@@ -141,6 +141,9 @@ def what_it_lacks_has_the_error_of_its_api(cell: Cell) -> None:
     assert (error["code"], error["param"]) == ("unsupported_parameter", "logprobs")
     error = cell.ask(COMPLETIONS, 400, prompt="x " * 3000, max_tokens=2)["error"]
     assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+    form = {"type": "json_schema", "json_schema": {"name": "c", "schema": {"type": "nonsense"}}}
+    error = cell.ask(CHAT, 400, messages=WHY, response_format=form)["error"]
+    assert "unrecognized type nonsense" in error["message"]
     assert cell.status()["load"]["errors_total"] == 0
 
 
