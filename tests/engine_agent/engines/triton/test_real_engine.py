@@ -1,6 +1,7 @@
 """Real Triton with its Python backend behind the real cell proxy, both by the agent's command lines, from a version to
 its death: one start for the file."""
 
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from tests.engine_agent.engines.llama_cpp.test_real_engine import (
     running_cell,
     started,
 )
+from tests.engine_agent.engines.request_table import TABLE, outcome_of
 from tests.engine_agent.engines.vllm.running_cell import CACHE
 from tests.ports import free_ports
 
@@ -187,6 +189,17 @@ def a_dead_model_is_seen(cell: Cell) -> None:
     eventually(lambda: not cell.status()["health"]["ok"], "the proxy sees it")
     assert cell.ask(COMPLETIONS, 503, prompt="x")["error"]["code"] == "engine_unhealthy"
     assert cell.engine.wait(LIMIT_S) == EXIT_CANNOT_SERVE
+
+
+@pytest.mark.long
+def test_no_request_of_the_table_stops_it_or_counts_against_the_cell(artifact: Artifact, tmp_path: Path) -> None:
+    """Its outcomes differ from vLLM's: it takes or refuses other members."""
+    install(CACHE, print)
+    with running_cell(plan_of(artifact, engine="triton"), tmp_path) as cell:
+        found = [asyncio.run(outcome_of(cell.node.port_base, row)) for row in TABLE]
+        assert [(row, got) for row, got in zip(TABLE, found, strict=True) if got[0] >= 500] == []
+        assert cell.engine.poll() is None
+        assert cell.status()["load"]["errors_total"] == 0
 
 
 @pytest.mark.long
