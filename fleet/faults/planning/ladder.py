@@ -55,6 +55,9 @@ DETAILED: Mapping[tuple[str, str], tuple[Rung, ...]] = {
 }
 """(signature, detail): XID 79 (the GPU fell off the bus), NVML's error 16 (a reset is required), its recovery action 1
 (reset), and a wrong result of computing on an accelerator."""
+COME_BACK = frozenset({FaultSignature.NVIDIA_ECC_CONTAINED, FaultSignature.NEURON_HBM_REPAIRABLE})
+"""Soft signatures that end the engine and mean a device that needs a reset if they come back. Others, such as an
+application's XID, may come from the program as often as it runs."""
 RESET_CHECK = "reset"
 """The name under which an agent reports a reset, before its deep checks (`engine_agent.node.checks.reset`)."""
 REPAIRING = frozenset({RESET, REBOOT})
@@ -90,6 +93,13 @@ def rungs_of(signal: SignalView) -> tuple[Rung, ...]:
     return DETAILED.get((signal.signature, signal.detail)) or RUNGS.get(signal.signature, (REPLACE,))
 
 
+def is_grave(signal: SignalView, settings: FaultSettings) -> bool:
+    """Whether a fault takes its node out of use: a hard one, or a soft one that restarts of the engine did not cure."""
+    lasted_s = (signal.last_at - signal.first_at).total_seconds()
+    came_back = signal.count > settings.restarts_allowed and lasted_s <= settings.repairs_window_s
+    return is_hard(signal.signature) or (signal.signature in COME_BACK and came_back)
+
+
 def plan_ladder(
     signals: Collection[SignalView],
     impossible: Mapping[Rung, str],
@@ -97,9 +107,9 @@ def plan_ladder(
     settings: FaultSettings,
     now: datetime,
 ) -> Ladder:
-    """The ladder of a node with these unsettled hard signals. `impossible`: rung -> why it cannot be tried there.
-    `attempts`: of this node, oldest first."""
-    hard = sorted((s for s in signals if is_hard(s.signature)), key=lambda s: (s.first_at, s.signature))
+    """The ladder of a node with these unsettled signals, of which the grave ones count. `impossible`: rung -> why it
+    cannot be tried there. `attempts`: of this node, oldest first."""
+    hard = sorted((s for s in signals if is_grave(s, settings)), key=lambda s: (s.first_at, s.signature))
     since = min((signal.first_at for signal in hard), default=now)
     steps: list[Step] = []
     next_rung: Rung | None = None
@@ -128,6 +138,8 @@ def _state_of(
     mine = [attempt for attempt in attempts if attempt.rung is rung]
     if mine and mine[-1].ended_at is None:
         return "running", mine[-1].reason
+    if rung is RESTART and (soft := next((s for s in hard if not is_hard(s.signature)), None)):
+        return "failed", f"{soft.signature} came back {soft.count - 1} times"
     for_this = [attempt for attempt in mine if attempt.at >= since]
     if for_this:
         return "failed", for_this[-1].result

@@ -5,8 +5,8 @@ no availability. A node whose ladder ends with its replacement is retired by `fl
 from collections.abc import Iterator
 from datetime import datetime
 
-from engine_agent.protocol.signatures import FaultScope, is_hard
-from fleet.faults.planning.ladder import REPAIRING, Ladder, plan_ladder, verdict_of, why_impossible
+from engine_agent.protocol.signatures import FaultScope
+from fleet.faults.planning.ladder import REPAIRING, Ladder, is_grave, plan_ladder, verdict_of, why_impossible
 from fleet.faults.planning.views import NEEDS_OPERATOR, Attempt, Rule, Rung, SignalView
 from fleet.reconcile.planning.decisions import CheckRepair, Decision, EndRepair, TryRepair
 from fleet.reconcile.planning.settings import FaultSettings
@@ -36,7 +36,7 @@ def is_under_repair(fleet: FleetView, node: NodeView, settings: FaultSettings, n
 
 def ladder_of(fleet: FleetView, node: NodeView, settings: FaultSettings, now: datetime) -> Ladder | None:
     """The ladder of a node if it or its machine has hard signals, in use or not; else None."""
-    signals = _signals_about(fleet, node)
+    signals = _signals_about(fleet, node, settings)
     attempts = fleet.faults.attempts.get(node.id, ())
     if not signals and not any(attempt.ended_at is None for attempt in attempts):
         return None
@@ -63,10 +63,10 @@ def _ladder_to_climb(fleet: FleetView, node: NodeView, settings: FaultSettings, 
     return ladder_of(fleet, node, settings, now)
 
 
-def _signals_about(fleet: FleetView, node: NodeView) -> tuple[SignalView, ...]:
+def _signals_about(fleet: FleetView, node: NodeView, settings: FaultSettings) -> tuple[SignalView, ...]:
     found = []
     for signal in fleet.faults.signals:
-        if signal.settled or not is_hard(signal.signature):
+        if signal.settled or not is_grave(signal, settings):
             continue
         seen_by = fleet.nodes.get(signal.node)
         is_of_machine = signal.scope is FaultScope.MACHINE and seen_by is not None and seen_by.machine == node.machine

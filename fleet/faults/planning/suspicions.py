@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from engine_agent.protocol.signatures import UNATTRIBUTED_SIGNATURES, FaultScope, is_hard
+from fleet.faults.planning.ladder import is_grave
 from fleet.faults.planning.slow import SlowNode
 from fleet.faults.planning.views import IncidentKind, Rule, SignalView
 from fleet.placement.planning.distance import common_prefix
@@ -150,7 +151,7 @@ def find_suspicions(fleet: FleetView, slow: Iterable[SlowNode], settings: FaultS
         else {}
     )
     suspicions = [
-        *_by_signals(fleet, cells),
+        *_by_signals(fleet, cells, settings),
         *_by_repairs(fleet, cells, settings),
         *_by_slowness(fleet, cells, slow),
     ]
@@ -161,9 +162,10 @@ def _has_evidence(fleet: FleetView, slow: Iterable[SlowNode]) -> bool:
     return bool(fleet.faults.signals or fleet.faults.repairs or tuple(slow))
 
 
-def _by_signals(fleet: FleetView, cells: Mapping[str, CellView]) -> Iterable[Suspicion]:
-    """A hard signature accuses its node, or its machine. A signature that every rank of a cell reports accuses the node
-    only in a cell of one. Otherwise a suspected member explains it, or it is held against the cell."""
+def _by_signals(fleet: FleetView, cells: Mapping[str, CellView], settings: FaultSettings) -> Iterable[Suspicion]:
+    """A grave fault (`ladder.is_grave`) accuses its node, or its machine. A signature that every rank of a cell reports
+    accuses the node only in a cell of one. Otherwise a suspected member explains it, or it is held against the
+    cell."""
     by_node: dict[str, list[SignalView]] = defaultdict(list)
     for signal in fleet.faults.signals:
         node = fleet.nodes.get(signal.node)
@@ -183,7 +185,7 @@ def _by_signals(fleet: FleetView, cells: Mapping[str, CellView]) -> Iterable[Sus
         node, cell = fleet.nodes[name], cells.get(name)
         alone = cell is None or len(cell.members) < 2
         hard = [
-            s for s in by_node[name] if is_hard(s.signature) and (alone or s.signature not in UNATTRIBUTED_SIGNATURES)
+            s for s in by_node[name] if is_grave(s, settings) and (alone or s.signature not in UNATTRIBUTED_SIGNATURES)
         ]
         if hard:
             suspected.add(name)

@@ -8,9 +8,11 @@ from django.db import transaction
 
 from engine_agent.protocol.signatures import FaultScope, fault_scope, is_hard
 from fleet.faults.models import Signal
+from fleet.faults.planning.ladder import COME_BACK
 from fleet.machines.models import Machine, MachineSlot
 from fleet.machines.planner import POOLED, WHOLE, device_keys
 from fleet.nodes.models import Node
+from fleet.reconcile.planning.settings import FaultSettings
 from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict
@@ -20,8 +22,9 @@ REASON_CHARS = 500
 
 
 def hardware_set_aside(node: Node, *, now: datetime) -> None:
-    """Sets aside what the unsettled hard signals of a faulty node are about, in the transaction that retires it."""
-    signals = [s for s in Signal.objects.filter(node=node, settled_at=None).order_by("id") if is_hard(s.signature)]
+    """Sets aside what the unsettled grave signals of a faulty node are about, in the transaction that retires it."""
+    unsettled = Signal.objects.filter(node=node, settled_at=None).order_by("id")
+    signals = [s for s in unsettled if is_hard(s.signature) or _came_back(s)]
     slot = MachineSlot.objects.filter(runs=node.id).first()
     at = {"id": slot.machine_id} if slot else {"runs": node.id}
     machine = Machine.objects.select_for_update().filter(provider=POOLED, **at).first() if signals else None
@@ -39,6 +42,10 @@ def hardware_set_aside(node: Node, *, now: datetime) -> None:
     text = f"{what} out of use until repaired: {signals[0].summary}"
     event_record(kind="machine.broken", message=text, tone=Tone.BAD, now=now, region=machine.region_id, node=node.id)
     live.push("machines", machine.id)
+
+
+def _came_back(signal: Signal) -> bool:
+    return signal.signature in COME_BACK and signal.count > FaultSettings().restarts_allowed
 
 
 def machine_repaired(*, machine_id: str, actor: str, now: datetime, why: str = "") -> None:

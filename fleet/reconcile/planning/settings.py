@@ -184,6 +184,9 @@ class FaultSettings:
     repairs_allowed: int = 5
     """Per node in `repairs_window_s`; then an operator must inspect it (design.md, faults)."""
     repairs_window_s: float = 7 * 86400.0
+    restarts_allowed: int = 3
+    """Soft faults of one kind in `repairs_window_s` that the engine's restart may cure; then the device is reset.
+    More than two, because errors of memory cluster."""
     attempts_allowed: int = 2
     """Resets, and reboots, of a node in `repairs_window_s`: a fault that comes back twice is not cured by them."""
     reset_limit_s: float = 600.0

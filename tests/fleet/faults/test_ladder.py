@@ -9,12 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_agent.protocol.signatures import HARD_SIGNATURES, FaultScope, FaultSignature
-from fleet.faults.planning.ladder import DETAILED, RUNGS, Ladder, plan_ladder, rungs_of, verdict_of, why_impossible
+from fleet.faults.planning.ladder import (
+    DETAILED,
+    RUNGS,
+    Ladder,
+    is_grave,
+    plan_ladder,
+    rungs_of,
+    verdict_of,
+    why_impossible,
+)
 from fleet.faults.planning.planner import plan_faults
 from fleet.faults.planning.repairs import is_under_repair, plan_repairs
 from fleet.faults.planning.views import Attempt, IncidentKind, Rule, Rung, SignalView
 from fleet.machines.planner import ProviderLimits
-from fleet.reconcile.planning.decisions import CheckRepair, EndRepair, OpenIncident, TryRepair
+from fleet.reconcile.planning.decisions import CheckRepair, CordonNode, EndRepair, OpenIncident, ReplaceNode, TryRepair
 from fleet.reconcile.planning.planner import plan_reconcile
 from fleet.reconcile.planning.snapshot import FleetView, NodeView
 from fleet.reconcile.planning.states import NodeState
@@ -125,6 +134,25 @@ def test_a_fault_that_came_back_twice_is_not_reset_a_third_time() -> None:
     assert ladder.steps[1].reason == "it was tried 2 times in 7 days, and the fault came back"
     assert plan(xid(), attempts=cured[1:]).next is RESET
     assert plan(xid(), attempts=[replace(one, at=ago(8 * 86400)) for one in cured]).next is RESET
+
+
+def test_a_soft_fault_that_restarts_do_not_cure_takes_its_node_out_of_use_for_a_reset() -> None:
+    contained = signal("n", FaultSignature.NVIDIA_ECC_CONTAINED, count=4, first_at=ago(3600), device="GPU-1")
+    ladder = plan(contained)
+    assert (ladder.next, states(ladder)) == (RESET, ["failed", "next", "later", "later"])
+    assert ladder.steps[0].reason == "nvidia_ecc_contained came back 3 times"
+    view = with_faults(fleet(node("n")), contained)
+    decisions: tuple[Any, ...] = plan_faults(view, SETTINGS, NOW)
+    opened, *acts = decisions
+    assert (opened.kind, [type(each) for each in acts]) == (IncidentKind.HARDWARE, [CordonNode, ReplaceNode])
+    for rare in (
+        replace(contained, count=3),
+        replace(contained, first_at=ago(8 * 86400)),
+        replace(contained, signature=FaultSignature.NVIDIA_XID, count=99),
+    ):
+        assert not is_grave(rare, FAULTS)
+        kinds = [type(each) for each in plan_faults(with_faults(fleet(node("n")), rare), SETTINGS, NOW)]
+        assert kinds == [OpenIncident]
 
 
 PLACE: dict[str, Any] = {
