@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-REQUEST_LIMIT_S = 60.0
+REQUEST_LIMIT_S = 120.0
 PROMPT = "Once upon a time there was a machine that counted everything it saw, and one day it"
 
 

@@ -15,7 +15,7 @@ from engine_agent.protocol.engine_builds import BuildFacts, HostFacts, why_unsui
 
 QUERY_LIMIT_S = 60.0
 VLLM_TORCH, VLLM_CUDA = "2.11.0", "13"
-"""What the carried vLLM was compiled for."""
+"""The versions that the carried vLLM was compiled for."""
 ENGINE_UID = 60_900
 SMI = "nvidia-smi"
 SMI_FIELDS = "name,driver_version,memory.total,uuid,power.limit,power.min_limit,compute_cap"

@@ -30,12 +30,14 @@ class Outcome:
 
 @dataclass(slots=True)
 class Proof:
-    """Runs phases in order and writes all that is known after each one, so that a killed run leaves its results."""
+    """Runs phases in order and writes all that is known after each one, so that a killed run leaves its results.
+    `patience` multiplies the limits of phases, for a machine under other load."""
 
     budget_s: float
     out: Path
     about: Found
     without: frozenset[str] = frozenset()
+    patience: float = 1.0
     outcomes: list[Outcome] = field(default_factory=list)
     now_s: Callable[[], float] = time.monotonic
     _began_s: float = field(init=False)
@@ -61,7 +63,7 @@ class Proof:
     ) -> bool:
         """Runs a phase with what is left of the budget, at most `limit_s`, which `act` gets. It is skipped if less than
         `least_s` are left, or if phase `after` did not succeed. Returns whether it succeeded."""
-        limit_s = min(limit_s, self.left_s)
+        limit_s = min(limit_s * self.patience, self.left_s)
         began_s = self.now_s()
         outcome = Outcome(phase, "skipped", 0.0, round(limit_s, 1))
         if phase in self.without:

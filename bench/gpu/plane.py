@@ -5,6 +5,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import secrets
 import signal
 import socket
@@ -27,7 +28,8 @@ from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY
 from engine_agent.protocol.states import EngineState, MemberRole, Phase
 
 LOOPBACK = "127.0.0.1"
-FIRST_PORT = 21_000
+PORTS = range(22_000, 32_000)
+"""Above those of the local provider's first nodes, below those of outgoing connections."""
 STOP_LIMIT_S = 30.0
 LAST_LINES = 30
 T = TypeVar("T")
@@ -137,13 +139,32 @@ async def until(condition: Callable[[], T | None], limit_s: float, what: Callabl
     return found
 
 
+def free_ports(nodes: int) -> list[int]:
+    """Returns the first port of each node, of free blocks in a row from a random place. Raises TooLate if there are
+    none."""
+    count = nodes * PORTS_PER_NODE
+    blocks = [range(first, first + count) for first in PORTS[:-count:count]]
+    random.shuffle(blocks)
+    for block in blocks:
+        if all(map(_is_free, block)):
+            return list(block[::PORTS_PER_NODE])
+    raise TooLate(f"no {count} free ports in a row from {PORTS.start} to {PORTS.stop - 1}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, contextlib.suppress(OSError):
+        probe.bind((LOOPBACK, port))
+        return True
+    return False
+
+
 class Node:
-    """One node agent and the cell of its own that it serves. `owns` None: the node has the whole machine."""
+    """One node agent and the cell that it serves. `owns` None: the node has the whole machine."""
 
     def __init__(
-        self, plane: Plane, folder: Path, number: int, environment: dict[str, str], owns: NodeResources | None = None
+        self, plane: Plane, folder: Path, port_base: int, environment: dict[str, str], owns: NodeResources | None = None
     ) -> None:
-        self.port_base = FIRST_PORT + number * PORTS_PER_NODE
+        self.port_base = port_base
         self.id = f"n-{self.port_base:08x}"
         self.home = folder / self.id
         self._plane, self._owns, self._environment = plane, owns, environment

@@ -27,7 +27,7 @@ from bench.gpu import machine
 from bench.gpu.load import Load, complete, put_load, spread
 from bench.gpu.machine import CardSamples, Choice
 from bench.gpu.phases import Found, Proof, Skip
-from bench.gpu.plane import Node, Plane, TooLate
+from bench.gpu.plane import Node, Plane, TooLate, free_ports
 from engine_agent.engines.artifacts import read_manifest
 from engine_agent.engines.builds.store import host_facts
 from engine_agent.node.telemetry.fingerprint import AGENT_ROOT
@@ -45,6 +45,7 @@ GOLDEN = (
 CONTEXT = 2048
 TOKENS = {"cuda": 128, "cpu": 16}
 """Of each answer under load."""
+FIRST_TOKENS = {"cuda": 20, "cpu": 3}
 POWER_S = 24.0
 """Of work whose power is measured: four readings of the agent's meter."""
 SHARE = 0.3
@@ -76,6 +77,7 @@ def main(parser: argparse.ArgumentParser) -> int:
     run.add_argument("--budget-s", type=float, default=480.0)
     run.add_argument("--load-s", type=float, default=12.0, help="seconds of each load")
     run.add_argument("--python", help="the machine's Python with torch (python3 of the path)")
+    run.add_argument("--patience", type=float, default=1.0, help="multiplies the limits of phases, on a busy machine")
     run.add_argument("--without", action="append", default=[], metavar="PHASE", help="a phase to leave out")
     run.add_argument("--power-cap", action="store_true", help="cap the device's power for a while: a setting of it")
     options = parser.parse_args()
@@ -118,8 +120,10 @@ class Run:
                 {"name": way.name, "outcome": f"no: {way.why_not}" if way.why_not else ""} for way in self.ways
             ],
         }
-        self.proof = Proof(options.budget_s, Path(options.out).resolve(), self.about, frozenset(options.without))
-        self.nodes = [Node(self.plane, self.work, number, self._environment(), self._owns()) for number in range(2)]
+        self.proof = Proof(
+            options.budget_s, Path(options.out).resolve(), self.about, frozenset(options.without), options.patience
+        )
+        self.nodes = [Node(self.plane, self.work, port, self._environment(), self._owns()) for port in free_ports(2)]
         self._served: Served | None = None
 
     def _environment(self) -> dict[str, str]:
@@ -238,7 +242,7 @@ class Run:
             engine=way.engine,
             served_model=MODEL,
             max_concurrency=clients,
-            ready_timeout_s=210.0,
+            ready_timeout_s=210.0 * self.options.patience,
             artifact=artifact,
             args=args,
             env={"VLLM_USE_FLASHINFER_SAMPLER": "0"} if way.engine == "vllm" else {},  # the build leaves FlashInfer out
@@ -285,7 +289,10 @@ class Run:
     async def speed(self, _: float) -> Found:
         port, seconds = self.nodes[0].proxy_port, self.options.load_s
         await self._load(port, 1, 1.0)
-        firsts = [await asyncio.to_thread(complete, port, MODEL, f"{n} little", 1) for n in range(20)]
+        firsts = [
+            await asyncio.to_thread(complete, port, MODEL, f"{n} little", 1)
+            for n in range(FIRST_TOKENS[self.options.device])
+        ]
         *fewer, most = self._clients(self.served.choice)
         loads = [await self._load(port, clients, seconds) for clients in fewer]
         last, power = await self._measured(self._load(port, most, max(seconds, POWER_S if self.machine.cards else 0)))
@@ -356,7 +363,7 @@ class Run:
         node = self.nodes[0]
         began_s = time.monotonic()
         node.kill_engine()
-        report = await node.state_is(EngineState.FAILED, 30)
+        report = await node.state_is(EngineState.FAILED, limit_s)
         failed_s = time.monotonic() - began_s
         await node.serve(self.served.plan)
         await node.ready(limit_s - failed_s)
@@ -378,7 +385,7 @@ class Run:
         began_s = time.monotonic()
         second.start()
         await second.serve(self.served.plan)
-        await second.ready(limit_s - self.options.load_s - 5)
+        await second.ready(limit_s)
         ready_s = time.monotonic() - began_s
         clients = self._clients(self.served.choice)[-1]
         both = await asyncio.gather(

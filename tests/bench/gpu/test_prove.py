@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import socket
 import subprocess
 import sys
 import tarfile
@@ -12,12 +13,15 @@ from typing import Any
 import pytest
 
 from bench import CACHE, ROOT
+from bench.gpu import plane
 from bench.gpu.carry import LOCK, TOOLS_LOCK, UNUSED, VLLM, _write_parts, remove_unused
 from bench.gpu.load import spread
 from bench.gpu.machine import VLLM_TORCH, Machine, averages, choices, parse_cards
 from bench.gpu.phases import Found, Proof, Skip, page
+from bench.gpu.plane import TooLate, free_ports
 from engine_agent.engines.builds.pack import PackSource, pack_build
 from engine_agent.protocol.engine_builds import BuildFacts, HostFacts
+from engine_agent.protocol.ports import PORTS_PER_NODE
 
 CARD = "NVIDIA H200, 580.159.03, 143771, GPU-aaaa, 700.00, 200.00, 9.0\n"
 HOST = HostFacts("x86_64", {"avx2"}, "2.39", "580.159.03")
@@ -260,6 +264,17 @@ def test_a_build_for_a_machines_own_python_brings_no_interpreter(tmp_path: Path)
         assert tar.getnames() == ["bin", "bin/python", "site", "site/one.py"]
 
 
+def test_nodes_get_blocks_of_ports_that_no_program_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        monkeypatch.setattr(plane, "PORTS", range(port, port + 41))
+        with pytest.raises(TooLate, match="no 40 free ports"):
+            free_ports(2)
+    monkeypatch.undo()
+    first, second = free_ports(2)
+    assert second - first == PORTS_PER_NODE
+
+
 # --- a whole run ------------------------------------------------------------------------------------------------------
 
 
@@ -280,16 +295,16 @@ def carried(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.long
 @pytest.mark.processes
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("engine", ["llama-cpp", "torch"])
 def test_the_whole_run_on_cpu_serves_measures_kills_and_shares(carried: Path, tmp_path: Path, engine: str) -> None:
     from engine_agent.engines.vllm.environment import install
 
     python = str(install(CACHE, print))  # it has torch and transformers
-    argv = ["prove", "run", "--from", str(carried), "--out", str(tmp_path), "--device", "cpu", "--load-s", "3"]
-    argv += ["--engine", engine, "--python", python]
+    argv = ["prove", "run", "--from", str(carried), "--out", str(tmp_path), "--device", "cpu", "--load-s", "1"]
+    argv += ["--engine", engine, "--python", python, "--patience", "10", "--budget-s", "4000"]
     argv = [sys.executable, "-m", "bench", *argv]
-    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1700, check=False)
     result = json.loads((tmp_path / "prove.json").read_text())
     outcomes = {each["phase"]: (each["status"], each["why"]) for each in result["phases"]}
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
