@@ -30,6 +30,26 @@ def has_dummy_batch(worker: Any) -> bool:
     return callable(getattr(worker, "execute_dummy_batch", None))
 
 
+def load_plain_compiled_code(compiler: Any) -> None:
+    """Lets vLLM load code that it compiled ahead of time with torch's own backend, as on CPU. vLLM 0.32 calls
+    `finalize_loading`, which only the functions of its own backend have, fails, and compiles again at every start.
+
+    `compiler` is `torch.compiler`. Does nothing where torch has no such code, or at a second call."""
+    load = getattr(compiler, "load_compiled_function", None)
+    if load is None or getattr(load, "is_patched", False):
+        return
+
+    def load_compiled_function(*args: Any, **kwargs: Any) -> Any:
+        loaded = load(*args, **kwargs)
+        function = getattr(getattr(loaded, "_artifacts", None), "compiled_fn", None)
+        if function is not None and not hasattr(function, "finalize_loading"):
+            function.finalize_loading = lambda _: None
+        return loaded
+
+    load_compiled_function.__dict__["is_patched"] = True
+    compiler.load_compiled_function = load_compiled_function
+
+
 SCHEDULER_HAS = (
     *("current_step", "kv_holding_waiting", "max_num_active_reqs", "max_num_scheduled_tokens", "running", "waiting"),
     *("requires_kv_delivery", "_is_blocked_waiting_status", "_preempt_request", "_request_blocks_can_be_freed"),

@@ -21,6 +21,7 @@ from time import sleep
 from typing import Any, NoReturn
 
 import cloudpickle
+import torch
 import vllm
 from torch.distributed import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import register_rendezvous_handler
@@ -107,6 +108,7 @@ def output_rank(vllm_config: Any) -> int:
 
 def build_worker(vllm_config: Any, member: Member, init_method: str, place: int) -> WorkerWrapperBase:
     """Returns a worker with loaded weights, built as vLLM's executors build theirs."""
+    vllm_versions.load_plain_compiled_code(torch.compiler)
     rank = place_worker(vllm_config, member, place)
     worker = vllm_versions.new_worker(WorkerWrapperBase, vllm_config, rank_in_cell(vllm_config, member, place))
     worker.init_worker(

@@ -25,7 +25,7 @@ from tests.ports import free_ports
 
 log = logging.getLogger(__name__)
 
-pytestmark = [pytest.mark.vllm, pytest.mark.long]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(1200)]
 
 
 @pytest_asyncio.fixture
@@ -74,7 +74,7 @@ async def _run(plane: FakeControlPlane, folder: Path, plan: EnginePlan, state: s
     node = Node(plane, folder, free_ports(PORTS_PER_NODE))
     try:
         node.start_agent()
-        await node.says("idle", 0)
+        await node.says("idle", 0, START_LIMIT_S)
         began = time.monotonic()
         await plane.order(order(1, assignment(plan=plan), node=node.id))
         await node.says("ready", 1, START_LIMIT_S)
@@ -83,7 +83,7 @@ async def _run(plane: FakeControlPlane, folder: Path, plan: EnginePlan, state: s
         def says_so() -> bool:
             return [each.state for each in node.reports[-1].telemetry.compile_caches] == [state]
 
-        await eventually(says_so, 120.0, state)
+        await eventually(says_so, 600.0, state)
         url = f"http://127.0.0.1:{node.port_base + PROXY}/v1/completions"
         bodies = [{"model": "smollm2", "prompt": text, "max_tokens": TOKENS, "temperature": 0} for text in PROMPTS[:4]]
         answers = [(await asyncio.to_thread(partial(CLIENT.post, url, json=body))).json() for body in bodies]

@@ -128,3 +128,32 @@ def test_a_scheduler_that_cannot_limit_batch_prompts_is_told_by_what_it_lacks(
     scheduler, request = kinds
     cache = SimpleNamespace(has_mamba_layers=mamba)
     assert vllm_versions.why_no_class_order(configuration(**stated), cache, scheduler, request) == why
+
+
+class OwnFunction:
+    """Of vLLM's backend."""
+
+    def __init__(self) -> None:
+        self.loaded_for = ""
+
+    def finalize_loading(self, config: str) -> None:
+        self.loaded_for = config
+
+
+def test_code_of_torchs_own_backend_is_loaded_as_that_of_vllms() -> None:
+    def plain() -> int:
+        return 7
+
+    compiled: list[Any] = [plain, own := OwnFunction()]
+    compiler = SimpleNamespace(
+        load_compiled_function=lambda at: SimpleNamespace(_artifacts=SimpleNamespace(compiled_fn=compiled[at]))
+    )
+    for _ in range(2):
+        vllm_versions.load_plain_compiled_code(compiler)
+    for at, function in enumerate(compiled):
+        loaded = compiler.load_compiled_function(at)._artifacts.compiled_fn
+        loaded.finalize_loading("config")
+        assert loaded is function
+    assert (plain(), own.loaded_for) == (7, "config")
+    vllm_versions.load_plain_compiled_code(before := SimpleNamespace())
+    assert vars(before) == {}
