@@ -247,7 +247,7 @@ class Run:
             args=args,
             env={"VLLM_USE_FLASHINFER_SAMPLER": "0"} if way.engine == "vllm" else {},  # the build leaves FlashInfer out
             golden=GOLDEN[:1],
-            widened=("command",) if way.engine == "generic" else (),
+            widened=("--command",) if way.engine == "generic" else (),
             build=build,
         )
 

@@ -307,7 +307,7 @@ def test_the_whole_run_on_cpu_serves_measures_kills_and_shares(carried: Path, tm
     done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, timeout=1700, check=False)
     result = json.loads((tmp_path / "prove.json").read_text())
     outcomes = {each["phase"]: (each["status"], each["why"]) for each in result["phases"]}
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-3000:]
     assert {phase for phase, (status, _) in outcomes.items() if status != "done"} == {"idle", "power cap"}
     assert engine in result["engine"]
     assert outcomes["power cap"][1] == "this machine has no nvidia-smi"
