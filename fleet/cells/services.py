@@ -14,6 +14,7 @@ from django.db.models.functions import Coalesce, Least
 from engine_agent.protocol.states import CellRole
 from fleet.cells.models import Cell, CellMember, Disruption
 from fleet.deployments.models import Deployment, DeploymentRegion
+from fleet.faults.models import Incident
 from fleet.faults.services.incidents import incident_open, incidents_close
 from fleet.nodes.models import Node
 from fleet.nodes.services.events import desired_changed, pairs_changed
@@ -26,6 +27,7 @@ from fleet.reconcile.planning.states import (
     ROLLOUT_MOVING,
     CellState,
     DisruptionCause,
+    IncidentState,
     NodeState,
 )
 from fleet.rollouts.models import Rollout
@@ -267,7 +269,8 @@ def cell_move(decision: MoveCell, *, now: datetime) -> None:
         desired_changed(CellMember.objects.filter(cell=cell).values_list("node_id", flat=True))
         if decision.to is CellState.READY:
             disruption_close(cell_id=cell.id, now=now)
-            incidents_close(cell=cell.id, resolution=f"ready again at generation {cell.generation}", now=now)
+            resolution = f"ready again at generation {cell.generation}"
+            incidents_close(cell=cell.id, node__in=_nodes_not_faulty(cell.id), resolution=resolution, now=now)
         elif decision.to in {CellState.FAILED, CellState.LOST} and decision.seen is not CellState.DRAINING:
             incident_open(
                 kind=f"cell-{decision.to}",
@@ -292,6 +295,15 @@ def cell_stop(decision: StopCell, *, now: datetime) -> None:
         desired_changed(nodes)
         disruption_close(cell_id=cell.id, now=now)
         incidents_close(cell=cell.id, resolution=decision.reason, now=now)
+
+
+def _nodes_not_faulty(cell_id: str) -> list[str]:
+    """Nodes in a cell's open incidents; "" if one names none. The incident of a node that is out of use stays open
+    until the node is repaired or retired."""
+    open_ones = Incident.objects.filter(cell=cell_id, state=IncidentState.OPEN.value)
+    named = set(open_ones.values_list("node", flat=True))
+    faulty = Node.objects.filter(id__in=named, state=NodeState.FAULTY.value)
+    return sorted(named - set(faulty.values_list("id", flat=True)))
 
 
 def cell_explain(decision: ExplainCell, *, now: datetime) -> None:

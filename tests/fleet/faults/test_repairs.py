@@ -8,6 +8,7 @@ from unittest import mock
 import pytest
 
 from engine_agent.protocol.messages import CheckRequest
+from fleet.cells.services import cell_move
 from fleet.clouds.base import Later, ProviderError
 from fleet.faults.models import Incident, Repair, Signal
 from fleet.faults.planning.views import Attempt, IncidentKind, Rung
@@ -16,8 +17,8 @@ from fleet.faults.services.repairs import repair_check, repair_end, repair_try
 from fleet.machines.models import ProviderCall
 from fleet.nodes.models import Node, NodeReport
 from fleet.nodes.selectors import desired_for
-from fleet.reconcile.planning.decisions import CheckRepair, EndRepair, OpenIncident, TryRepair
-from fleet.reconcile.planning.states import NodeState, ProviderAction
+from fleet.reconcile.planning.decisions import CheckRepair, EndRepair, MoveCell, OpenIncident, TryRepair
+from fleet.reconcile.planning.states import CellState, NodeState, ProviderAction
 from fleet.reconcile.selectors.snapshot import fleet_view
 from fleet.reconcile.services import reconcile
 from kernel.models import Event
@@ -185,3 +186,12 @@ def test_a_node_climbs_the_ladder_on_real_rows_until_a_reboot_cures_it(clock: Cl
         (False, "matmul: 7 of 9 sums are wrong"),
         (True, "1 deep checks passed"),
     ]
+
+
+def test_the_incident_stays_open_when_its_cell_is_ready_again_with_another_node() -> None:
+    members = [rows.node("n-l"), rows.node("n-m")]
+    cell = rows.cell("c1", *members, state=CellState.STARTING.value)
+    for kind, subject, name in ((IncidentKind.HARDWARE, "n-f", "n-f"), (IncidentKind.SOFT, "n-l", "n-l")):
+        incident_open_decided(OpenIncident(kind, subject, "broke", node=name, cell="c1"), now=NOW)
+    cell_move(MoveCell("c1", CellState.STARTING, cell.generation, CellState.READY, "all ranks are ready"), now=LATER)
+    assert list(Incident.objects.filter(state="open").values_list("subject", flat=True)) == ["n-f"]
