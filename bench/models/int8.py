@@ -157,7 +157,7 @@ def answer_lines() -> None:
 
 
 class Engine:
-    """One engine in a process of its own, with one thread."""
+    """One engine in a separate process with one thread."""
 
     def __init__(self, python: Path, words: Sequence[str], **more: Any) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}

@@ -32,7 +32,7 @@ def has_dummy_batch(worker: Any) -> bool:
 
 def load_plain_compiled_code(compiler: Any) -> None:
     """Lets vLLM load code that it compiled ahead of time with torch's own backend, as on CPU. vLLM 0.32 calls
-    `finalize_loading`, which only the functions of its own backend have, fails, and compiles again at every start.
+    `finalize_loading`, which only functions of vLLM's backend have, fails, and compiles again at every start.
 
     `compiler` is `torch.compiler`. Does nothing where torch has no such code, or at a second call."""
     load = getattr(compiler, "load_compiled_function", None)

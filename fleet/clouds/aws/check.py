@@ -87,7 +87,7 @@ def region_check(
 
 
 def _describe_images(base: CloudBase, region: str, send: Send) -> Iterator[Finding]:
-    """What the stack's images are and when they were made, so that a person can pin them."""
+    """Lists the stack's images with their dates, so that a person can pin them."""
     try:
         found = send("ec2", "DescribeImages", region, ImageIds=sorted(base.root_devices))["Images"]
     except CallFailed as error:

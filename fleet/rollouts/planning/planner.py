@@ -243,7 +243,7 @@ def _last_progress(case: _RolloutCase) -> datetime:
 
 
 def _prefetch_reason(case: _RolloutCase, stage: Stage) -> str:
-    """Which node still fetches the version before its cell is drained, or ""."""
+    """Returns the node that still fetches the version before its cell is drained, or ""."""
     progress = case.progress
     if progress.is_surging or case.versions.lacking(progress.deployment.name, stage.region) <= 0:
         return ""

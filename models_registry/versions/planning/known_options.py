@@ -91,6 +91,6 @@ NAMES: Mapping[str, Names] = {
     "vllm": Names(),
 }
 """SGLang's default share follows from the GPU, so nothing is subtracted without a statement. TensorRT-LLM's share is of
-what is free beside the weights."""
+what is free next to the weights."""
 FREE_SHARE = "kv_cache_free_gpu_memory_fraction"
 FREE_SHARE_DEFAULT = 0.9

@@ -64,7 +64,7 @@ PARSERS = sorted(HERE.glob("parser_*.json"))
 
 
 def command(order: Assignment) -> list[str]:
-    """What the engine itself gets."""
+    """The command line of the engine itself."""
     argv = list(SglangAdapter().launch(order, NODES[order.rank]).argv)
     return argv[argv.index("sglang.launch_server") + 1 :]
 
