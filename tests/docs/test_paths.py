@@ -18,7 +18,7 @@ PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
 TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
 MODULE = re.compile(r"[a-z]\w*(?:\.\w+){2,}")
 RUN_MODULE = re.compile(r"(?:python3?|PYTHON\)?) -m ([a-z_][\w.]*)")
-RUN_BENCH = re.compile(r"-m bench ([a-z_]+)")
+RUN_BENCH = re.compile(r"-m bench ([a-z0-9_]+)")
 RUN_FILE = re.compile(r"(?:python3?|pytest) ((?:bench|controlplane|tests)/[\w/]+\.py)")
 PAGE = re.compile(r"\bdocs/[\w/.-]+\.md\b(?:#[\w-]+)?")
 

@@ -18,6 +18,7 @@ from fleet.rollouts.models import Rollout
 from kernel import clock
 from kernel.events import event_record
 from models_registry.builds.models import EngineBuild
+from models_registry.compile_caches.models import CompileCache
 from models_registry.imports.models import ImportFile, ModelImport
 from models_registry.instance_types.models import InstanceType
 from models_registry.versions.models import Model, ModelVersion, Validation
@@ -64,6 +65,10 @@ def one_more_of_everything(number: int) -> Cell:
         state_since=NOW,
     )
     validated(version)
+    CompileCache.objects.create(
+        version=version, instance_type="local.cpu", rank=0, key=64 * "c", digest="sha256:" + 64 * "d",
+        packed_bytes=2**20, unpacked_bytes=2**23, node=f"n-{number:08x}", cell="cell-1", used_at=NOW, created_at=NOW,
+    )  # fmt: skip
     fetched = ModelImport.objects.create(
         id=1000 + number, source=f"hf://org/model-{number}@main", actor="operator", created_at=NOW, due_at=NOW,
         files_total=2, files_done=1, bytes_total=3 * 2**30, bytes_done=2**30, bytes_per_s=2**27, license="apache-2.0",

@@ -19,6 +19,7 @@ from engine_agent.node.planning.node import Membership, ProcessKind
 from engine_agent.node.processes import ENGINE_NICE, FIRST_NICE, ProcessEnd, Processes, child_environment
 from engine_agent.node.record import ProcessRecord
 from tests.engine_agent.fake_control_plane import eventually
+from tests.session_guard import holds_within
 
 pytestmark = pytest.mark.processes
 
@@ -155,6 +156,8 @@ def started_by_an_earlier_agent(node: Node) -> ProcessRecord:
     )
     asked = [sys.executable, "-c", launcher, SLEEPS]
     pid = int(subprocess.run(asked, env=env, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
+    # Its environment can be read a moment after the program has replaced its parent's.
+    assert holds_within(lambda: procfs.belongs_to_node(pid, node.node_id), 60.0)
     found = procfs.stat(pid)
     assert found is not None
     return ProcessRecord(pid, procfs.boot_id(), found.started_ticks, "c-1", 3, 0)

@@ -275,9 +275,13 @@ def no_request_counts_against_the_cell(cell: Cell) -> None:
 
 
 def a_client_that_leaves_frees_its_slot(cell: Cell) -> None:
-    with CLIENT.stream("POST", f"{cell.url}{COMPLETIONS}", json={"model": "tiny", **ENDLESS}) as answer:
-        next(answer.iter_lines())
-        assert cell.counter("requests_processing") == 1
+    def leaves() -> bool:
+        """Whether the request was still running: on a busy host it may be over before the counter is read."""
+        with CLIENT.stream("POST", f"{cell.url}{COMPLETIONS}", json={"model": "tiny", **ENDLESS}) as answer:
+            next(answer.iter_lines())
+            return cell.counter("requests_processing") == 1
+
+    assert any(leaves() for _ in range(10))
     eventually(lambda: cell.counter("requests_processing") == 0, "the slot is free")
 
 

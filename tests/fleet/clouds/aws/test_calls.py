@@ -14,8 +14,8 @@ pytestmark = pytest.mark.cloud
 
 
 def test_what_is_not_in_the_table_is_not_called() -> None:
-    with pytest.raises(ValueError, match="ec2 RebootInstances is not in the table"):
-        calls.send("ec2", "RebootInstances", REGION, {})
+    with pytest.raises(ValueError, match="ec2 StopInstances is not in the table"):
+        calls.send("ec2", "StopInstances", REGION, {})
 
 
 def test_nothing_is_called_inside_of_a_transaction(cloud_fleet: CloudFleet) -> None:
