@@ -171,6 +171,7 @@ def test_the_keyboard_is_enough(chromium: Browser, url: str) -> None:
     assert watched.trouble() == []
 
 
+@pytest.mark.long
 def test_a_page_does_not_wait_for_its_charts(chromium: Browser, url: str) -> None:
     watched = Reader(chromium, url)
     page = watched.page
@@ -198,6 +199,7 @@ def test_a_search_that_got_no_response_is_sent_again(chromium: Browser, url: str
     expect(page.locator("#search-results [data-row]")).to_have_text([CELL])
 
 
+@pytest.mark.long
 def test_an_outage_is_shown_with_its_age_and_ends_by_itself(chromium: Browser, url: str) -> None:
     page = Reader(chromium, url, poll_ms=500).page
     page.context.set_offline(True)

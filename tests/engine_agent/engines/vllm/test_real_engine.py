@@ -50,6 +50,7 @@ def test_the_engine_serves_what_it_should_until_its_core_is_killed(
             check(engine)
 
 
+@pytest.mark.long
 def test_the_index_is_what_the_engine_has_cached_and_tenants_find_their_own_prompts_only(plain: RunningCell) -> None:
     the_index_is_what_the_engine_has_cached(plain)
     tenants_find_their_own_prompts_only(plain)
