@@ -29,6 +29,7 @@ from accounts.services.token import token_create
 from audit.models import Proof
 from audit.services import Act, Actor, audit_record
 from controlplane.api.urls import router
+from fleet.agents.models import ApplicationCertificate
 from fleet.autoscaling.models import ScalingDecision, ScalingState
 from fleet.clouds.models import CapacityPool
 from fleet.deployments.models import Deployment, DeploymentRegion
@@ -202,6 +203,10 @@ def one_more_fleet(number: int) -> None:
         TrafficOverride.objects.create(
             kind=order, deployment=deployment, region=region, why="w", actor="a", created_at=NOW, expires_at=NOW
         )
+    ApplicationCertificate.objects.create(
+        name=f"certificate-{number}", names=["llm.example.com"], not_before=NOW, not_after=LATER, created_at=NOW,
+        changed_at=NOW,
+    )  # fmt: skip
     one_more_user(number)
 
 
@@ -218,6 +223,8 @@ def one_more_row(shown: Any, number: int) -> None:
             columns[column.name] = column.related_model._base_manager.order_by("pk")[number]
         elif choices := list(getattr(shown.fields.get(column.name), "choices", ())):
             columns[column.name] = choices[number % len(choices)]
+        elif column.name == "url":
+            columns[column.name] = f"https://hooks.example.com/{text}"
         elif not (column.has_default() or column.null or column.blank or isinstance(column, AutoField)):
             columns[column.name] = next(value for kind, value in values.items() if isinstance(column, kind))
     shown.Meta.model(**columns).save()  # which updates the row if all choices of a key are used
