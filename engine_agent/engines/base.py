@@ -96,6 +96,18 @@ class TunesProxy(Protocol):
         """Returns options of `python -m engine_agent.cell_proxy`."""
 
 
+ENVIRONMENT_OF_OPERATOR = "create a virtual environment, or a link to one, at engines/{engine} in the cache"
+"""Remedy for an engine without an installer."""
+
+
+def engine_python(context: EngineContext, engine: str, title: str, remedy: str = ENVIRONMENT_OF_OPERATOR) -> Path:
+    """Returns the interpreter of an engine's environment. Raises EngineUnavailable with the remedy if this node has
+    none."""
+    if python := context.engine_pythons.get(engine):
+        return python
+    raise EngineUnavailable(f"{title} is not installed on this node; {remedy.format(engine=engine)}")
+
+
 def member_args(assignment: Assignment, context: EngineContext) -> tuple[str, ...]:
     """Returns the options that every engine takes: this rank's place in the cell, its ports and its leader. Engines
     serve on loopback, for the cell proxy on the same node."""

@@ -4,13 +4,13 @@ name: cells of several nodes, adapters, draft models."""
 import msgspec
 
 from engine_agent.engines.base import (
-    LOOPBACK,
     EngineContext,
-    EngineUnavailable,
     Launch,
     after_fetching,
+    engine_python,
     local_folder,
     member_environment,
+    member_health_url,
     plain_artifact,
     read_in_place,
 )
@@ -18,6 +18,7 @@ from engine_agent.protocol.engine_options import CACHE_PROMPT_OPTION, SLEEP_OPTI
 from engine_agent.protocol.messages import Assignment, EnginePlan
 from engine_agent.protocol.ports import ENGINE
 
+INSTALL = "run python -m engine_agent.engines.llama_cpp.environment install"
 UNBOUNDED = ("grammar", "grammar_lazy", "json_schema", "n_cmpl")
 """Members that the limits on work do not know."""
 
@@ -31,12 +32,7 @@ class LlamaCppAdapter:
         """See `EngineAdapter.launch`; the plan's `args` are the options in `LLAMA_CPP` of
         `engine_agent.protocol.engine_options`."""
         plan = assignment.plan
-        python = context.engine_pythons.get(self.name)
-        if python is None:
-            raise EngineUnavailable(
-                "llama.cpp is not installed on this node; run python -m engine_agent.engines.llama_cpp.environment "
-                "install"
-            )
+        python = engine_python(context, self.name, "llama.cpp", INSTALL)
         artifact = plain_artifact(assignment, self.name)
         argv = (
             *(str(python), "-m", "engine_agent.engines.llama_cpp.serve"),
@@ -52,7 +48,7 @@ class LlamaCppAdapter:
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
         """See `EngineAdapter.health_url`: 503 while the model is loaded."""
-        return f"http://{LOOPBACK}:{context.port_base + ENGINE}/health"
+        return member_health_url(assignment, context)
 
     def proxy_options(self, plan: EnginePlan) -> tuple[str, ...]:
         """See `TunesProxy.proxy_options`. By these members a client could choose a slot, find other tenants' prompts in

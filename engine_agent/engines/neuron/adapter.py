@@ -13,6 +13,7 @@ from engine_agent.engines.base import (
     EngineUnavailable,
     Launch,
     after_fetching,
+    engine_python,
     follower_count,
     json_option,
     leader_place,
@@ -35,12 +36,7 @@ class NeuronAdapter:
 
     def launch(self, assignment: Assignment, context: EngineContext) -> Launch:
         """See `EngineAdapter.launch`; the plan's `args` are vLLM's options, `--additional-config` has NxDI's."""
-        python = context.engine_pythons.get(self.name)
-        if python is None:
-            raise EngineUnavailable(
-                f"Neuron's vLLM is not installed on this node; create a virtual environment, or a link to one, at "
-                f"engines/{self.name} in the cache"
-            )
+        python = engine_python(context, self.name, "Neuron's vLLM")
         argv = (
             *(str(python), "-m", "engine_agent.engines.neuron.serve"),
             *member_args(assignment, context),

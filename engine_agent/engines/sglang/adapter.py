@@ -10,9 +10,9 @@ import msgspec
 from engine_agent.engines.base import (
     LOOPBACK,
     EngineContext,
-    EngineUnavailable,
     Launch,
     after_fetching,
+    engine_python,
     follower_count,
     leader_endpoint,
     local_folder,
@@ -46,12 +46,7 @@ class SglangAdapter:
         """See `EngineAdapter.launch`; the plan's `args` are the options in `SGLANG` of
         `engine_agent.protocol.engine_options`."""
         plan = assignment.plan
-        python = context.engine_pythons.get(self.name)
-        if python is None:
-            raise EngineUnavailable(
-                f"SGLang is not installed on this node; create a virtual environment, or a link to one, at "
-                f"engines/{self.name} in the cache"
-            )
+        python = engine_python(context, self.name, "SGLang")
         artifact = plain_artifact(assignment, self.name, one_node=False)
         folder = str(local_folder(artifact, context.cache))
         argv = (

@@ -13,11 +13,12 @@ import msgspec
 from engine_agent.engines.base import (
     LOOPBACK,
     EngineContext,
-    EngineUnavailable,
     Launch,
     after_fetching,
+    engine_python,
     local_folder,
     member_environment,
+    member_health_url,
     plain_artifact,
     read_in_place,
 )
@@ -49,12 +50,7 @@ class TensorrtLlmAdapter:
         """See `EngineAdapter.launch`; the plan's `args` are the options in `TENSORRT_LLM` of
         `engine_agent.protocol.engine_options`."""
         plan = assignment.plan
-        python = context.engine_pythons.get(self.name)
-        if python is None:
-            raise EngineUnavailable(
-                f"TensorRT-LLM is not installed on this node; create a virtual environment, or a link to one, at "
-                f"engines/{self.name} in the cache"
-            )
+        python = engine_python(context, self.name, "TensorRT-LLM")
         artifact = plain_artifact(assignment, self.name)
         folder = context.home / FOLDER
         link, file = folder / plan.served_model, folder / "config.yml"
@@ -73,7 +69,7 @@ class TensorrtLlmAdapter:
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
         """See `EngineAdapter.health_url`."""
-        return f"http://{LOOPBACK}:{context.port_base + ENGINE}/health"
+        return member_health_url(assignment, context)
 
     def proxy_options(self, plan: EnginePlan) -> tuple[str, ...]:
         """See `TunesProxy.proxy_options`."""

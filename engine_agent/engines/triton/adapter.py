@@ -2,19 +2,20 @@
 cells of several nodes, adapters, draft models."""
 
 from engine_agent.engines.base import (
-    LOOPBACK,
     EngineContext,
-    EngineUnavailable,
     Launch,
     after_fetching,
+    engine_python,
     local_folder,
     member_environment,
+    member_health_url,
     plain_artifact,
     read_in_place,
 )
 from engine_agent.protocol.messages import Assignment
 from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN, ENGINE_METRICS
 
+INSTALL = "run python -m engine_agent.engines.triton.environment install"
 FOLDER = "triton"
 """In a node's home: the model repository."""
 
@@ -28,11 +29,7 @@ class TritonAdapter:
         """See `EngineAdapter.launch`; the plan's `args` are the options in `TRITON` of
         `engine_agent.protocol.engine_options`."""
         plan = assignment.plan
-        python = context.engine_pythons.get(self.name)
-        if python is None:
-            raise EngineUnavailable(
-                "Triton is not installed on this node; run python -m engine_agent.engines.triton.environment install"
-            )
+        python = engine_python(context, self.name, "Triton", INSTALL)
         artifact = plain_artifact(assignment, self.name)
         folder = context.home / FOLDER
         argv = (
@@ -53,4 +50,4 @@ class TritonAdapter:
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
         """See `EngineAdapter.health_url`: 503 while the model is loaded."""
-        return f"http://{LOOPBACK}:{context.port_base + ENGINE}/health"
+        return member_health_url(assignment, context)

@@ -11,9 +11,8 @@ from engine_agent.engines.base import EngineUnavailable
 from engine_agent.engines.generic.adapter import GenericAdapter
 from engine_agent.engines.generic.environment import installed_programs
 from engine_agent.engines.registry import check_plan
-from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer, PlanAdapter
-from engine_agent.protocol.states import MemberRole, Phase
-from tests.engine_agent.engines.contexts import PORT_BASE, context, peer
+from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer
+from tests.engine_agent.engines.contexts import PORT_BASE, context, leader_order, not_plain
 
 NODE = context(**{"generic/own": "/cache/engines/generic/own/serve"})
 PLAN = EnginePlan(
@@ -28,17 +27,7 @@ PLAN = EnginePlan(
 
 
 def assignment(*peers: Peer, **plan: Any) -> Assignment:
-
-    return Assignment(
-        cell="c-1",
-        generation=3,
-        rank=0,
-        role=MemberRole.LEADER,
-        phase=Phase.SERVE,
-        secret="s",
-        peers=peers or (peer(0),),
-        plan=msgspec.structs.replace(PLAN, **plan),
-    )
+    return leader_order(PLAN, *peers, **plan)
 
 
 def test_it_becomes_the_program_that_the_machine_has() -> None:
@@ -54,10 +43,7 @@ def test_it_becomes_the_program_that_the_machine_has() -> None:
 @pytest.mark.parametrize(
     ("wrong", "why"),
     [
-        (assignment(peer(0), peer(1)), "one node; this cell has several"),
-        (assignment(adapters=(PlanAdapter("fine", None),)), "a model as it is, and the plan has the adapter fine"),
-        (assignment(draft=Artifact("file:///srv/draft", "sha256:1")), "draft model"),
-        (assignment(artifact=None), "names no artifact"),
+        *not_plain(PLAN),
         (assignment(args=("--n-threads", "2")), "needs --command"),
         (assignment(args=("--command", "other")), "no program 'other'; it has own"),
     ],

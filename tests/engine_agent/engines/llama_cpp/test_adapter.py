@@ -10,9 +10,8 @@ from engine_agent.engines.base import EngineUnavailable
 from engine_agent.engines.llama_cpp.adapter import LlamaCppAdapter
 from engine_agent.engines.registry import check_plan
 from engine_agent.node.launch import proxy_launch
-from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer, PlanAdapter
-from engine_agent.protocol.states import MemberRole, Phase
-from tests.engine_agent.engines.contexts import PORT_BASE, context, peer
+from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer
+from tests.engine_agent.engines.contexts import PORT_BASE, context, leader_order, not_plain
 
 PYTHON = "/cache/engines/llama-cpp/bin/python"
 NODE = context(**{"llama-cpp": PYTHON})
@@ -27,16 +26,7 @@ PLAN = EnginePlan(
 
 
 def assignment(*peers: Peer, **plan: Any) -> Assignment:
-    return Assignment(
-        cell="c-1",
-        generation=3,
-        rank=0,
-        role=MemberRole.LEADER,
-        phase=Phase.SERVE,
-        secret="s",
-        peers=peers or (peer(0),),
-        plan=msgspec.structs.replace(PLAN, **plan),
-    )
+    return leader_order(PLAN, *peers, **plan)
 
 
 def test_the_launcher_runs_in_the_engines_python_and_gets_weights_port_and_options() -> None:
@@ -59,12 +49,7 @@ def test_weights_in_a_bucket_are_fetched_first() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "why"),
-    [
-        (assignment(peer(0), peer(1)), "one node; this cell has several"),
-        (assignment(adapters=(PlanAdapter("fine", None),)), "a model as it is, and the plan has the adapter fine"),
-        (assignment(draft=Artifact("file:///srv/draft", "sha256:1")), "a draft model"),
-        (assignment(artifact=None), "names no artifact"),
-    ],
+    not_plain(PLAN),
 )
 def test_what_it_cannot_do_is_refused_by_name(wrong: Assignment, why: str) -> None:
     with pytest.raises(EngineUnavailable, match=why):

@@ -17,11 +17,10 @@ from engine_agent.engines.registry import check_plan
 from engine_agent.engines.tensorrt_llm.adapter import TensorrtLlmAdapter, split_options
 from engine_agent.node.launch import proxy_launch
 from engine_agent.protocol.engine_options import TENSORRT_LLM, Bounds, OneOf
-from engine_agent.protocol.messages import Artifact, Assignment, Peer, PlanAdapter
-from engine_agent.protocol.states import MemberRole, Phase
+from engine_agent.protocol.messages import Assignment, Peer
 from lab.versions import P5, spec
 from models_registry.versions.planning.engine_arguments import render_engine_plan
-from tests.engine_agent.engines.contexts import PORT_BASE, context, peer
+from tests.engine_agent.engines.contexts import PORT_BASE, context, leader_order, not_plain
 
 HERE = Path(__file__).parent
 NODE = context(**{"tensorrt-llm": "/cache/engines/tensorrt-llm/bin/python"})
@@ -47,16 +46,7 @@ PLAN = render_engine_plan(
 
 
 def assignment(*peers: Peer, **plan: Any) -> Assignment:
-    return Assignment(
-        cell="c-1",
-        generation=3,
-        rank=0,
-        role=MemberRole.LEADER,
-        phase=Phase.SERVE,
-        secret="s",
-        peers=peers or (peer(0),),
-        plan=msgspec.structs.replace(PLAN, **plan),
-    )
+    return leader_order(PLAN, *peers, **plan)
 
 
 def launched() -> dict[str, Any]:
@@ -137,12 +127,7 @@ def test_the_proxy_reads_the_counters_where_reading_removes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("wrong", "why"),
-    [
-        (assignment(peer(0), peer(1)), "runs on one node; this cell has several"),
-        (assignment(adapters=(PlanAdapter("fine", None),)), "the plan has the adapter fine"),
-        (assignment(draft=Artifact("file:///srv/draft", "sha256:1")), "a draft model"),
-        (assignment(artifact=None), "names no artifact"),
-    ],
+    not_plain(PLAN),
 )
 def test_what_it_cannot_do_is_refused_by_name(wrong: Assignment, why: str) -> None:
     with pytest.raises(EngineUnavailable, match=why):
