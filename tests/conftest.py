@@ -22,7 +22,7 @@ import psutil
 import pytest
 
 from lab.embedded_servers import EmbeddedServers
-from tests.layers import FAST, LAYERS, RANKS, FilesAndLanes, Spent, layer_of, marks_of
+from tests.layers import FAST, LAYERS, LONG, RANKS, FilesAndLanes, Spent, layer_of, marks_of
 from tests.session_guard import holds_within, processes_of
 
 # Images of containers set this. Every worker would rewrite, and every process compile, all that it imports, each time.
@@ -118,15 +118,16 @@ def _load_django() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """With --fast no slow file and none of the slow layers is imported."""
-    return True if config.getoption("fast") and marks_of(collection_path) else None
+    """With --fast no slow file and none of the slow layers is imported, without --long no file of long tests."""
+    marks = marks_of(collection_path)
+    return True if (marks if config.getoption("fast") else LONG in marks and not config.getoption("long")) else None
 
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """By layer; within a layer the order is pytest-randomly's."""
     if not config.getoption("long"):
-        items[:] = [item for item in items if not item.get_closest_marker("long")]
+        items[:] = [item for item in items if not item.get_closest_marker(LONG)]
     layers = {item.nodeid: layer_of(item) for item in items}
     if config.getoption("fast"):  # a file of a fast layer may have a slow test
         items[:] = [item for item in items if layers[item.nodeid] in FAST and not item.get_closest_marker("slow")]

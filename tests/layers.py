@@ -28,7 +28,7 @@ GROWN = 1.25
 """A layer that takes this many times its budget is reported: less is the noise of a machine."""
 LANES = ("cloud", "own_fleet", "scenario", "vllm")
 """Of a file with the marks of two, the first."""
-SLOW = "slow"
+SLOW, LONG = "slow", "long"
 LAYERS = (*FAST, "cloud", "processes", "scenario", "browser", "vllm")
 """From cheap to dear: in this order in one process. Browser and vLLM tests in the lane of scenarios use their fleet."""
 RANKS = {"scenario": 0, "pure": 1, "browser": 2, "vllm": 3, "cloud": 4, "services": 5, "processes": 5}
@@ -53,10 +53,10 @@ class FilesAndLanes(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no 
 
 @cache
 def marks_of(file: Path) -> frozenset[str]:
-    """Which layers and lanes a file's `pytestmark` names, and `slow`; none where the checkout has no such file."""
+    """Which layers and lanes a file's `pytestmark` names, `slow` and `long`; none where no such file is."""
     text = file.read_text() if file.is_file() else ""
     marks = next((line for line in text.splitlines() if line.startswith("pytestmark =")), "")
-    return frozenset(mark for mark in (*LAYERS, *LANES, SLOW) if f"pytest.mark.{mark}" in marks)
+    return frozenset(mark for mark in (*LAYERS, *LANES, SLOW, LONG) if f"pytest.mark.{mark}" in marks)
 
 
 @dataclass

@@ -1,11 +1,12 @@
-"""Speeds tests up: fast password hashes, static files found once, no unused certificate authorities, small archives,
-and no truncation of empty tables."""
+"""Speeds tests up: fast password hashes, static files and methods of AWS made once, no unused certificate authorities,
+small archives, and no truncation of empty tables."""
 
 from functools import cache
 from gzip import GzipFile
 from typing import Any
 
 import httpx._transports.default as httpx_transports
+from botocore.client import ClientCreator
 from botocore.loaders import JSONFileLoader
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from django.db import connection, transaction
@@ -23,6 +24,7 @@ def quicken() -> None:
     # The same algorithm as in production, so that a web process which a test starts knows these passwords.
     PBKDF2PasswordHasher.iterations = 1
     _find_static_files_once()
+    _make_aws_methods_once()
     # Each client reads all of them, which takes longer than most of what one is asked for.
     httpx_transports.create_ssl_context = cache(httpx_transports.create_ssl_context)  # type: ignore[attr-defined]
     TransactionTestCase._fixture_teardown = empty_written_tables  # type: ignore[attr-defined]  # not public
@@ -45,6 +47,21 @@ def _find_static_files_once() -> None:
         middleware.files.update(found)
 
     WhiteNoiseMiddleware.add_files_from_finders = find_or_remember
+
+
+def _make_aws_methods_once() -> None:
+    """Each client of AWS makes a method for all that its service can do, seven hundred for EC2. They are the same: what
+    they call is a method of the client."""
+    make = ClientCreator._create_methods
+    made: dict[str, dict[str, Any]] = {}
+
+    def make_or_remember(creator: ClientCreator, service_model: Any) -> dict[str, Any]:
+        name = service_model.service_name
+        if name not in made:
+            made[name] = make(creator, service_model)
+        return {**made[name]}
+
+    ClientCreator._create_methods = make_or_remember
 
 
 def empty_written_tables(_: TransactionTestCase) -> None:

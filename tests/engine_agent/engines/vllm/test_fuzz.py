@@ -24,7 +24,7 @@ from tests.engine_agent.fuzzing import harm_of, shown
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
 from tests.engine_agent.tls import fleet_of_rigs
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.long, pytest.mark.vllm]
 MODEL, NODE, MAX_CONCURRENCY = "smollm2", "n-0a1b2c3d", 16
 DRAWN = 4000
 PATHS = (CHAT, COMPLETIONS, MESSAGES, "/v1/responses", "/tokenize", "/detokenize")
@@ -60,7 +60,6 @@ async def harm(attacks: list[Attack], cell: RunningCell, folder: Path) -> list[s
         return await harm_of(attacks, MODEL, [ingress])
 
 
-@pytest.mark.long
 @pytest.mark.asyncio
 @pytest.mark.timeout(3000)
 async def test_no_attack_stops_vllm_or_another_request(engine: RunningCell, tmp_path: Path) -> None:
@@ -78,7 +77,6 @@ for item in json.load(sys.stdin):
 """
 
 
-@pytest.mark.long
 def test_vllm_takes_every_item_of_a_form_that_passes_in_any_number() -> None:
     command = [str(install(CACHE, print)), "-c", READS]
     read = subprocess.run(command, input=json.dumps(KNOWN), capture_output=True, text=True, timeout=600, check=False)

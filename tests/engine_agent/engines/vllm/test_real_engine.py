@@ -23,7 +23,7 @@ from tests.engine_agent.engines.vllm.running_cell import (
     runtime_folder,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 DEATH_LIMIT_S = 90.0
 
@@ -35,7 +35,6 @@ def engine(artifact: Artifact, tmp_path: Path) -> Iterator[RunningCell]:
         yield engine
 
 
-@pytest.mark.long
 def test_the_engine_serves_what_it_should_until_its_core_is_killed(
     engine: RunningCell, subtests: pytest.Subtests
 ) -> None:
@@ -50,7 +49,6 @@ def test_the_engine_serves_what_it_should_until_its_core_is_killed(
             check(engine)
 
 
-@pytest.mark.long
 def test_the_index_is_what_the_engine_has_cached_and_tenants_find_their_own_prompts_only(plain: RunningCell) -> None:
     the_index_is_what_the_engine_has_cached(plain)
     tenants_find_their_own_prompts_only(plain)

@@ -24,7 +24,7 @@ from tests.engine_agent.engines.vllm.running_cell import (
     running_cell,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 NOTICED_WITHIN_S = 90.0
 """Generous, for busy machines."""
@@ -94,7 +94,6 @@ def test_two_nodes_of_two_workers_give_the_tokens_of_one_process_until_a_worker_
         assert cell.last_words(0).endswith(reason)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("nodes", "layout", "rank", "how", "because"),
     [
@@ -133,7 +132,6 @@ def test_pipeline_stages_give_the_tokens_of_one_process_until_one_dies_or_hangs(
         leaves_nothing(cell, shared, nodes)
 
 
-@pytest.mark.long
 def test_three_nodes_give_the_tokens_of_one_process(forked: Begin, of_one_process: Tokens, tmp_path: Path) -> None:
     """With the model's own heads, which three ranks can share."""
     own_heads = first_layers(padded_artifact(install(CACHE, print), ranks=3), tmp_path / "model")
