@@ -54,7 +54,7 @@ class FilesAndLanes(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no 
 @cache
 def marks_of(file: Path) -> frozenset[str]:
     """Which layers and lanes a file's `pytestmark` names, `slow` and `long`; none where no such file is."""
-    text = file.read_text() if file.is_file() else ""
+    text = file.read_text() if file.suffix == ".py" and file.is_file() else ""
     marks = next((line for line in text.splitlines() if line.startswith("pytestmark =")), "")
     return frozenset(mark for mark in (*LAYERS, *LANES, SLOW, LONG) if f"pytest.mark.{mark}" in marks)
 
