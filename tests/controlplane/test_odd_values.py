@@ -121,6 +121,7 @@ def operations() -> Iterator[tuple[str, str, str, dict[str, Any]]]:
             yield path, known, method.upper(), operation
 
 
+@pytest.mark.long
 def test_the_api_takes_odd_texts_in_paths_and_queries() -> None:
     walk = Walk(bearer(), EACH)
     for path, known, method, operation in operations():
@@ -198,6 +199,7 @@ def test_an_upload_takes_odd_texts_in_every_field() -> None:
     assert not walk.wrong, "\n".join(walk.wrong)
 
 
+@pytest.mark.long
 def test_pages_take_odd_texts_in_paths_queries_and_forms() -> None:
     walk = Walk(signed_in(), EACH)
     for page in pages():

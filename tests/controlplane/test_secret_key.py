@@ -40,7 +40,7 @@ def test_web_does_not_start_with_a_key_that_could_be_guessed(key: str, why: str)
     assert ended.stderr.strip().splitlines()[-1].startswith(f"SWITCHYARD_SECRET_KEY {why}: ")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_nor_does_a_worker() -> None:
     ended = run(CELERY, key="")
     assert "SWITCHYARD_SECRET_KEY is not set: " in ended.stdout, ended.stderr

@@ -19,7 +19,7 @@ from lab.hosts.places import CHECKOUT, read_places
 from tests.controlplane.embedded.processes import eventually
 from tests.scenarios.running_fleet import free_ports
 
-pytestmark = [pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(900)]
 
 SMALL = ("--region", "us-east-1", "--nodes", "2", "--ingresses", "1", "--round-trip", "10ms")
 LIMIT_S = 600.0
@@ -71,7 +71,6 @@ def health(environment: dict[str, str]) -> dict[str, Any]:
     return told
 
 
-@pytest.mark.long
 def test_a_second_control_host_decides_when_the_first_loses_its_power(environment: dict[str, str]) -> None:
     lab(environment, "up", "--detach", "--controls", "2", *SMALL)
     assert eventually(lambda: health(environment).get("hosts_summary") == "c1, c2")

@@ -45,7 +45,13 @@ SCENARIO = Scenario(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whole", [False, True], ids=["the process that writes", "the whole control plane"])
+@pytest.mark.parametrize(
+    "whole",
+    [
+        pytest.param(False, marks=pytest.mark.long, id="the process that writes"),
+        pytest.param(True, id="the whole control plane"),
+    ],
+)
 def test_a_kill_before_any_write_breaks_nothing_and_the_end_is_the_same(whole: bool) -> None:
     undisturbed, *others = sweep(SCENARIO, seed=1, whole=whole)
 

@@ -67,7 +67,7 @@ def test_a_policy_follows_a_load_up_and_down_and_costs_less_than_the_peak() -> N
     assert course.machine_s >= course.cell_s, "machines boot before, and stay for a while after"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_known_beforehand_the_jump_costs_nobody_anything() -> None:
     def rate(second: float) -> float:
         return 2.0 if second < 600 else 8.0
@@ -81,7 +81,7 @@ def test_known_beforehand_the_jump_costs_nobody_anything() -> None:
     assert replayed(rate, following()).course.minutes_lost > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_steady_load_changes_nothing_once_it_is_followed() -> None:
     early = replayed(lambda _: 7.0, following(), seconds=1800.0).course
     late = replayed(lambda _: 7.0, following(), seconds=7200.0).course

@@ -23,6 +23,7 @@ MACHINES = 210
 TICK_S = 60.0
 
 
+@pytest.mark.long
 @pytest.mark.django_db(transaction=True)  # the loop's rounds use their own connections
 def test_a_region_costs_the_calls_that_its_intervals_promise() -> None:
     make_region(MACHINES)

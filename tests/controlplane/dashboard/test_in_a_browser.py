@@ -214,6 +214,7 @@ def test_an_outage_is_shown_with_its_age_and_ends_by_itself(chromium: Browser, u
     expect(page.locator("#moving")).to_contain_text("scaled down")
 
 
+@pytest.mark.long
 def test_a_refused_fragment_says_so_and_can_be_asked_again(chromium: Browser, url: str) -> None:
     page = Reader(chromium, url).page
     page.route("**/", lambda route: route.fulfill(status=503, body="no"))
@@ -225,6 +226,7 @@ def test_a_refused_fragment_says_so_and_can_be_asked_again(chromium: Browser, ur
     expect(failure).to_be_hidden()
 
 
+@pytest.mark.long
 def test_an_open_incident_stays_unfolded_while_the_list_refreshes(chromium: Browser, url: str) -> None:
     columns = {"kind": "node-lost", "subject": "n", "summary": "Node n is lost", "evidence": {"silent_s": 31}}
     Incident.objects.create(**columns, opened_at=clock.now())

@@ -73,6 +73,7 @@ def tables_with_rows(url: str) -> set[str]:
     return set(re.findall(r"^INSERT INTO (\S+)", done.stdout, flags=re.MULTILINE))
 
 
+@pytest.mark.long
 def test_a_restored_database_equals_a_migrated_one(urls: list[str], layout: Layout) -> None:
     migrated, restored = urls
     assert (layout.look(migrated), layout.look(restored)) == (Found.EMPTY, Found.EMPTY)

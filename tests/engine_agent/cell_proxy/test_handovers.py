@@ -134,6 +134,7 @@ async def _has_handed_over(pair: Pair) -> bool:
     return bool((await pair.decode.handovers()).handovers_total == 1)
 
 
+@pytest.mark.long
 async def test_a_slow_prefill_cell_is_not_waited_for(tmp_path: Path) -> None:
     async with running_pair(tmp_path, proxy_options=("--prefill-timeout-s", "0.5")) as pair:
         await asyncio.to_thread(pair.prefill.engine.inject, kind="hang")
@@ -161,6 +162,7 @@ async def _is_idle(half: Half) -> bool:
     return await half.metric("vllm:num_requests_running") == 0
 
 
+@pytest.mark.long
 async def test_what_no_decode_engine_takes_is_forgotten_with_its_lease(tmp_path: Path) -> None:
     async with running_pair(tmp_path, prefill=("--lease-s", "0.05")) as pair:
         reader, writer = await pair.connect(NODE, DECODE_NODE, pair.prefill, PREFILL_NODE)

@@ -96,6 +96,7 @@ async def test_a_cell_that_the_table_drains_is_not_woken_by_its_health_check(ing
         await ingress.sees(**{cell.name: "up"})
 
 
+@pytest.mark.long
 @pytest.mark.asyncio
 @pytest.mark.processes
 async def test_a_hundred_changes_of_cells_under_streams_break_none(ingress: RunningIngress) -> None:

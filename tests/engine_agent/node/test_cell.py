@@ -122,6 +122,7 @@ async def test_agents_that_end_and_come_back_find_the_same_engines_and_no_reques
     assert set(statuses) == {200}
 
 
+@pytest.mark.long
 @pytest.mark.asyncio
 async def test_engines_that_serve_outlive_a_torn_and_a_lost_journal(cell: Cell) -> None:
     before, proxies = engines(cell), [found.pid for found in cell.leader.left()]
@@ -215,6 +216,7 @@ async def is_refused(cell: Cell, client: httpx.AsyncClient) -> None:
             pass
 
 
+@pytest.mark.long
 @pytest.mark.asyncio
 async def test_a_hardware_error_in_the_log_of_an_engine_that_died_is_a_fault_of_its_own(cell: Cell) -> None:
     with (cell.leader.home / "engine.log").open("a") as log:

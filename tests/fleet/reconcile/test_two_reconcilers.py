@@ -111,7 +111,7 @@ def run_until_well(world: World) -> list[str]:
     return [*dict.fromkeys(found), *(f"{entry.subject}: {entry.text}" for entry in world.timeline.violations)]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_reconcilers_race_through_a_rollout_under_faults_and_break_nothing(
     raced: tuple[World, TwoReconcilers],
 ) -> None:

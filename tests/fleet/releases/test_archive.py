@@ -70,6 +70,7 @@ def test_it_is_packed_once_and_says_nothing_of_where() -> None:
     assert not [entry.name for entry in found if entry.name.startswith("/") or ".." in entry.name.split("/")]
 
 
+@pytest.mark.long
 def test_packed_again_it_is_the_same(tmp_path: Path) -> None:
     [own] = archives()
     source = agent_archive.release_folder(agent_archive.own_release().id)

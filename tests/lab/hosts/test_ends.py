@@ -132,6 +132,7 @@ def copied_checkout(to: Path) -> Path:
     return to
 
 
+@pytest.mark.long
 def test_it_needs_no_rights(lab: Lab) -> None:
     """As an account without rights: who is root becomes one, with files that are not root's alone."""
     home, user, as_user = lab.places.home.parent, os.geteuid(), [sys.executable]

@@ -150,7 +150,7 @@ def test_paused_nothing_is_set_and_resumed_it_is() -> None:
     assert fleet.cells()[0] == 4
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_silent_ingress_holds_what_there_is() -> None:
     fleet = Scaled({EAST: 5.0, WEST: 5.0}, down_after_s=60)
     fleet.scale(30)

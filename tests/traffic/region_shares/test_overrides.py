@@ -57,6 +57,7 @@ def test_an_evacuated_region_is_no_target_of_any_table(fleet: Steered) -> None:
     assert (fleet.row(EAST), fleet.row(WEST)) == ({WEST: 1.0}, {WEST: 1.0})
 
 
+@pytest.mark.long
 def test_a_drill_empties_a_region_in_steps(fleet: Steered) -> None:
     fleet.run(20)
     evacuation_start(region=EAST, mode="drill", confirm=EAST, terms=Terms(600, "practice", "ada", fleet.now))

@@ -215,7 +215,7 @@ def test_one_load_or_steps_that_become_faster_tell_nothing(points: list[LoadedSt
         fit_loaded_steps(points, PROMPT)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("places", [4, 8, 16, 64])
 def test_what_is_predicted_of_other_limits_is_near_what_is_measured(places: int) -> None:
     choices = choices_of({"engine_options.max_num_seqs": (places,)})

@@ -280,7 +280,7 @@ def test_what_cannot_be_so_is_no_sample(after: CellWork) -> None:
     assert sample(CellWork(1.0, 5_000, 200, 100, 0, 100), after) is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_node_that_lies_moves_nothing_where_there_are_three_and_is_bounded_where_it_is_alone() -> None:
     honest = [sums_of(simulated(ModelParameters(seed=seed), 120, seed)) for seed in range(3)]
     plain = fit_tokens(honest, DEFAULT_WEIGHTS)
