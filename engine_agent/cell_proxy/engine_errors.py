@@ -154,6 +154,20 @@ def _not_of_this_model(path: bytes, error: EngineError) -> EngineError | None:
     return replace(error, message=message, code="unsupported_parameter", param=param)
 
 
+_NOT_ENFORCED = "JSON schema contains features not supported by xgrammar"
+
+
+def _not_enforced(_path: bytes, error: EngineError) -> EngineError | None:
+    if _NOT_ENFORCED not in error.message:
+        return None
+    message = (
+        "A JSON schema of the request has a keyword that this model cannot enforce: leave out `multipleOf`, "
+        "`uniqueItems`, `contains`, uncommon values of `format`, `pattern` or `format` with a length, several schemas "
+        "in `allOf`, and `patternProperties` or `propertyNames` with other rules for properties"
+    )
+    return replace(error, message=message, code="invalid_value", param=None)
+
+
 _UNREAD = re.compile(r"Failed to parse (messages|tools): |'([a-z_]{1,40})' is required|(vector::_M_range_check)")
 _OF_TEXT_MODELS = ("image input is not supported", "audio input is not supported")
 
@@ -325,6 +339,7 @@ _RULES: Final[tuple[Callable[[bytes, EngineError], EngineError | None], ...]] = 
     _no_such_model,
     _not_served,
     _not_of_this_model,
+    _not_enforced,
     _no_prompt,
     _report,
     _switched_off,

@@ -28,8 +28,8 @@ from engine_agent.protocol.strict_json import strict_loads
 
 _ANSWERS = ("n", "best_of")
 _MOST_LEVELS = 1000
-"""Levels of a schema, with references followed. vLLM 0.32 compiles schemas that xgrammar does not support with
-llguidance 1.7.6, whose stack overflows at some 1,500 levels and kills the engine."""
+"""Levels of a schema, with references followed. Compilers descend recursively: llguidance overflows its stack at some
+1,500 levels and kills the engine."""
 _INPUTS = ("input", "documents", "items", "queries", "text_1", "text_2", "data_1", "data_2")
 _STOPS = ("stop", "stop_sequences")
 _LOGPROBS = ("top_logprobs", "prompt_logprobs", "logprobs")

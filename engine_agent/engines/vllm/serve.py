@@ -64,6 +64,10 @@ start a third process for it, which takes 0.5 GB and another import of vLLM, out
 leaves segments in /dev/shm."""
 NO_HOST = "media.invalid"
 """A name that no host has (RFC 6761)."""
+STRUCTURED_OUTPUTS = json.dumps({"backend": "xgrammar"})
+"""vLLM's `auto` (0.32, `v1/structured_output/__init__.py`) takes the library that the first request of an engine needs
+for all later ones, which were checked with another library: one request could make others fail with 500, or have
+keywords of their schemas ignored."""
 CELL_EXECUTOR = "engine_agent.engines.vllm.executor.LeaderFollowerExecutor"
 CELL_HEALTH = "engine_agent.engines.vllm.middleware.LeaderHealth"
 IDLE_SLEEP = "engine_agent.engines.vllm.idle_sleep.IdleSleep"
@@ -125,6 +129,7 @@ def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
         "--disable-uvicorn-access-log",
         *("--middleware", STEPS_PAGE),
         *("--allowed-media-domains", NO_HOST),
+        *("--structured-outputs-config", STRUCTURED_OUTPUTS),
         *own,
         *(("--kv-transfer-config", kv_transfer_config()) if options.kv_port else ()),
         *_executor(options),

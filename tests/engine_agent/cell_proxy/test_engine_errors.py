@@ -76,6 +76,12 @@ def test_llama_cpps_words_for_it_are_known() -> None:
     assert (error.code, error.param) == ("context_length_exceeded", "messages")
 
 
+def test_a_schema_that_cannot_be_enforced_is_told_by_its_keywords() -> None:
+    error = read_error(CHAT, 400, vllm("The provided JSON schema contains features not supported by xgrammar."))
+    assert (error.status, error.code, error.param) == (400, "invalid_value", None)
+    assert "`multipleOf`" in error.message
+
+
 @pytest.mark.parametrize(
     "message",
     [

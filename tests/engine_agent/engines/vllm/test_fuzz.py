@@ -61,6 +61,23 @@ async def harm(attacks: list[Attack], cell: RunningCell, folder: Path) -> list[s
 
 
 @pytest.mark.asyncio
+@pytest.mark.timeout(600)
+async def test_no_request_decides_which_schemas_the_next_ones_may_have(engine: RunningCell, tmp_path: Path) -> None:
+    """The first schema of an engine is one that xgrammar cannot enforce. With another library for all later ones, the
+    choice, which is too large for that library, would fail with 500."""
+    chat = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "Say a number."}]}
+    odd = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "integer", "multipleOf": 7}}}
+    choices = [str(number) for number in range(5000)]
+    async with ingress_before(engine, tmp_path) as ingress:
+        refused = await ingress.post(json.dumps({**chat, "response_format": odd}).encode())
+        served = await ingress.post(json.dumps({**chat, "structured_outputs": {"choice": choices}}).encode())
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_value"), refused.text
+    assert "`multipleOf`" in refused.json()["error"]["message"]
+    assert served.status_code == 200, served.text
+    assert served.json()["choices"][0]["message"]["content"] in choices
+
+
+@pytest.mark.asyncio
 @pytest.mark.timeout(3000)
 async def test_no_attack_stops_vllm_or_another_request(engine: RunningCell, tmp_path: Path) -> None:
     attacks = [attack for path in PATHS for attack in (*bodies(path, MODEL), *members(path, MODEL))]

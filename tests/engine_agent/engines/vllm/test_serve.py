@@ -174,6 +174,11 @@ def test_the_api_listens_on_loopback_whatever_the_nodes_address_is() -> None:
     assert "10.0.0.1" not in argv
 
 
+def test_one_library_compiles_the_schemas_of_all_requests() -> None:
+    argv = vllm_argv(options())
+    assert json.loads(argv[argv.index("--structured-outputs-config") + 1]) == {"backend": "xgrammar"}
+
+
 def test_the_worker_runs_in_the_engines_core() -> None:
     argv = vllm_argv(options())
     assert argv[argv.index("--distributed-executor-backend") + 1] == ONE_PROCESS_EXECUTOR
