@@ -10,6 +10,7 @@ from controlplane.dashboard.actions import Submission, action, page_target
 from kernel.access import Role
 from models_registry.artifacts.planner import size_words
 from models_registry.compile_caches.models import CompileCache
+from models_registry.compile_caches.planner import why_not_compiled
 from models_registry.compile_caches.selectors import caches_of
 from models_registry.compile_caches.services import cache_delete
 from models_registry.versions.models import ModelVersion
@@ -24,8 +25,16 @@ class CacheRow:
         return size_words(self.cache.packed_bytes)
 
 
-def version_caches(version: ModelVersion) -> tuple[CacheRow, ...]:
-    return tuple(map(CacheRow, caches_of(version.pk)))
+@dataclass(frozen=True, slots=True)
+class VersionCaches:
+    """`why_none`: why this version compiles nothing; empty if it does."""
+
+    rows: tuple[CacheRow, ...]
+    why_none: str
+
+
+def version_caches(version: ModelVersion) -> VersionCaches:
+    return VersionCaches(tuple(map(CacheRow, caches_of(version.pk))), why_not_compiled(version.spec()))
 
 
 @action(page_target("models", "compile caches"), Role.ADMIN)

@@ -1,8 +1,13 @@
-"""Decides which compile caches make room for a new one. Pure."""
+"""Decides which versions compile, and which compile caches make room for a new one. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+
+from models_registry.versions.planning.spec import InvalidVersion, VersionSpec
+
+COMPILING = ("neuron", "vllm")
+"""Engines whose adapters have a compile cache."""
 
 SHARE_OF_ONE = 4
 """One cache may take this part of the whole room: a quarter."""
@@ -41,3 +46,27 @@ def plan_removals(new: StoredCache, others: Iterable[StoredCache], room_bytes: i
         removed.append(cache.id)
         excess -= cache.bytes
     return tuple(removed)
+
+
+def why_not_compiled(spec: VersionSpec) -> str:
+    """Returns why no engine of this version compiles, as a sentence; "" if one does on some instance type."""
+    reasons = set()
+    for kind in spec.instance_types:
+        try:
+            on_type = spec.on(kind)
+        except InvalidVersion:
+            return ""
+        reasons.add(_without_compiler(on_type))
+    return "" if "" in reasons else " ".join(sorted(reasons))
+
+
+def _without_compiler(spec: VersionSpec) -> str:
+    if spec.engine not in COMPILING:
+        return f"Engine {spec.engine} has no compile cache."
+    if spec.engine == "vllm" and any(
+        value is True for name, value in spec.engine_options.items() if name.replace("_", "-") == "enforce-eager"
+    ):
+        return "This version does not compile: it states enforce_eager."
+    if spec.engine == "vllm" and spec.engine_env.get("TORCH_COMPILE_DISABLE") == "1":
+        return "This version does not compile: it states TORCH_COMPILE_DISABLE."
+    return ""

@@ -1,6 +1,8 @@
 """Records the demo fleet. The controller starts its agents and cells."""
 
 import os
+from contextlib import suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -11,12 +13,16 @@ from django.core.management.base import CommandError, CommandParser
 
 from audit.commands import AuditedCommand
 from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact, parse_manifest
+from engine_agent.protocol.messages import Artifact
 from engine_agent.protocol.strict_json import strict_loads
 from fleet.clouds.aws.identity import install_ensure
 from fleet.clouds.services.regions import AWS
 from fleet.deployments.services.demo import CELLS, Heads, Weights, demo_seed
 from fleet.regions.models import Region
 from kernel import clock
+from models_registry.artifacts.planner import ArtifactLimits, parse_place
+from models_registry.artifacts.services import SourceTrouble, artifact_open
+from models_registry.versions.services.validation import checkpoint_store
 from traffic.routing.services.ingresses import ingress_create
 
 PASSWORD_VARIABLE = "SWITCHYARD_OPERATOR_PASSWORD"  # noqa: S105 - the name of a variable
@@ -41,6 +47,14 @@ def heads_beside(uri: str, digest: str) -> Heads | None:
     return None
 
 
+def read_checkpoint(weights: Weights, now: datetime) -> None:
+    """Stores the dimensions of the demo's weights, for the pages of its versions: those are released without
+    validation, which reads them otherwise. Weights that cannot be read have no arithmetic there."""
+    with suppress(BadArtifact, SourceTrouble, OSError):
+        artifact, source = Artifact(weights.uri, weights.digest), parse_place(weights.uri)
+        checkpoint_store(artifact_open(artifact, (source,), ArtifactLimits()), now)
+
+
 class Command(AuditedCommand):
     help = "Record the demo fleet: two regions, smollm2 and sim-70b. Running it again keeps what operators changed."
 
@@ -62,6 +76,8 @@ class Command(AuditedCommand):
             weights = Weights(uri=uri, digest=digest, engine=engine, heads=heads)
         now, port = clock.now(), settings.SWITCHYARD_INGRESS_PORT
         demo_seed(weights=weights, ingress_port=port, now=now, provider=options["provider"])
+        if weights is not None:
+            read_checkpoint(weights, now)
         for region in Region.objects.filter(provider="local"):
             ingress_create(region=region, address="127.0.0.1", port=port + region.position, now=now)
         if options["provider"] == AWS:  # the deployment of the stacks needs it

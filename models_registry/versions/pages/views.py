@@ -9,7 +9,7 @@ from controlplane.dashboard.events import EventList, version_events
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from models_registry.benchmarks.pages import BenchmarksView, SearchesView, model_benchmarks, model_searches
 from models_registry.builds.pages import BUILDS
-from models_registry.compile_caches.pages import CacheRow, version_caches
+from models_registry.compile_caches.pages import VersionCaches, version_caches
 from models_registry.instance_types.selectors import instance_shapes
 from models_registry.speculation.pages import AcceptedRow, SpeculationView, version_accepted, version_speculation
 from models_registry.versions.models import ModelVersion
@@ -83,7 +83,7 @@ def _cells(request: PageRequest) -> tuple[CellOfVersion, ...]:
     return version_cells(request.once(_version_of))
 
 
-def _compile_caches(request: PageRequest) -> tuple[CacheRow, ...]:
+def _compile_caches(request: PageRequest) -> VersionCaches:
     return version_caches(request.once(_version_of))
 
 

@@ -11,6 +11,11 @@ from fleet.clouds.base import provider_named
 from fleet.clouds.local import LocalProvider
 from fleet.deployments.models import Deployment
 from fleet.regions.models import Region
+from lab.checkpoints import CONFIGS, write_checkpoint
+from models_registry.instance_types.selectors import instance_shapes
+from models_registry.versions.models import CheckpointRecord
+from models_registry.versions.selectors import version_memory
+from tests.models_registry.rows import DIGEST, artifact
 from traffic.routing.models import Ingress
 
 pytestmark = pytest.mark.django_db
@@ -45,6 +50,23 @@ def test_real_weights_must_be_named() -> None:
     with pytest.raises(CommandError, match="--engine vllm needs --artifact-uri and --artifact-digest"):
         run("seed_demo", "--artifact-uri", "file:///weights")
     assert not Deployment.objects.exists()
+
+
+def test_the_dimensions_of_real_weights_are_read_for_the_arithmetic_of_their_memory(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "model", CONFIGS["gqa"], weights=False)
+    manifest = artifact(tmp_path / "model", {})
+    named = ("--artifact-uri", (tmp_path / "model").as_uri(), "--artifact-digest", manifest.digest)
+    for _ in range(2):
+        assert run("seed_demo", *named) == "demo fleet recorded"
+    assert CheckpointRecord.objects.get().facts["shape"]["layers"] == 12
+    version = Deployment.objects.get(name="smollm2").model_version
+    assert version_memory(version, instance_shapes()).problem == ""
+
+
+def test_weights_that_cannot_be_read_have_no_arithmetic() -> None:
+    run("seed_demo", "--artifact-uri", "file:///weights", "--artifact-digest", DIGEST)
+    assert Deployment.objects.filter(name="smollm2").exists()
+    assert not CheckpointRecord.objects.exists()
 
 
 def test_with_a_password_the_operator_can_get_in(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -221,7 +221,7 @@ def test_the_page_of_a_version_lists_them_and_lets_admins_delete_one() -> None:
     assert oscar.post(delete).status_code == 403
     assert delete in ada.get("/models/sim-70b@1/").content.decode()
     assert ada.post(delete).headers["Location"] == "/models/sim-70b@1/"
-    assert "No compile caches" in ada.get("/models/sim-70b@1/").content.decode()
+    assert "Engine sim has no compile cache." in ada.get("/models/sim-70b@1/").content.decode()
     assert ada.post(delete).status_code == 404
 
 
