@@ -155,9 +155,14 @@ def _not_of_this_model(path: bytes, error: EngineError) -> EngineError | None:
 
 
 _NOT_ENFORCED = "JSON schema contains features not supported by xgrammar"
+_UNREAD_SCHEMA = "JSON schema error at "
 
 
 def _not_enforced(_path: bytes, error: EngineError) -> EngineError | None:
+    """A schema that vLLM's or llama.cpp's library does not support."""
+    if (at := error.message.find(_UNREAD_SCHEMA)) >= 0:
+        message = f"The JSON schema of `response_format` cannot be enforced, {error.message[at:]}"
+        return replace(error, message=message, code="invalid_value", param="response_format")
     if _NOT_ENFORCED not in error.message:
         return None
     message = (

@@ -109,10 +109,24 @@ def _check_members(row: ApiPath, request: dict[str, Any], engine: EngineMembers)
     if engine.text_only and _has_other_parts(request.get("messages")):
         message = "This model takes text alone: no images, sounds, videos or files"
         raise BadRequest(message, "messages", code="unsupported_parameter")
+    if engine.schema_paths is not None and row.path not in engine.schema_paths:
+        _check_without_schema(request)
     for name in sorted(engine.refused & request.keys()):
         raise BadRequest(f"`{name}` is not available for this model", name, code="unsupported_parameter")
     if engine.sequences is not None and row.counting is not Counting.PROMPT_USAGE:
         check_sequences(request, engine.sequences)
+
+
+_FORMATS: Final = (("response_format", ""), ("text", "format"), ("output_format", ""), ("output_config", "format"))
+
+
+def _check_without_schema(request: dict[str, Any]) -> None:
+    for name, inner in _FORMATS:
+        value = request.get(name)
+        value = value.get(inner) if inner and isinstance(value, dict) else value
+        if isinstance(value, dict) and value.get("type", "text") != "text":
+            message = f"`{name}` is available for chats of this model only: send the request to {CHAT_PATH.decode()}"
+            raise BadRequest(message, name, code="unsupported_parameter")
 
 
 def _has_other_parts(messages: Any) -> bool:

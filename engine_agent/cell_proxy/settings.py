@@ -74,13 +74,15 @@ class EngineMembers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Members of requests that an engine other than vLLM takes, and clients may not set freely.
 
     `fixed`: JSON that replaces a client's value. `refused`: names. `sequences`: most in one generating request; None:
-    no limit. `paths`: the only ones that it serves; None: any. `text_only`: no images, sounds, videos or files in
-    messages, which it would load from any URL or file."""
+    no limit. `paths`: the only ones that it serves; None: any. `schema_paths`: the only ones on which it enforces
+    schemas; None: any. `text_only`: no images, sounds, videos or files in messages, which it would load from any URL or
+    file."""
 
     fixed: dict[str, msgspec.Raw] = {}
     refused: frozenset[str] = frozenset()
     sequences: int | None = None
     paths: frozenset[str] | None = None
+    schema_paths: frozenset[str] | None = None
     text_only: bool = False
 
 

@@ -21,6 +21,9 @@ from engine_agent.protocol.ports import ENGINE
 INSTALL = "run python -m engine_agent.engines.llama_cpp.environment install"
 UNBOUNDED = ("grammar", "grammar_lazy", "json_schema", "n_cmpl")
 """Members that the limits on work do not know."""
+IGNORED = ("structured_outputs",)
+SCHEMA_PATHS = ("/v1/chat/completions",)
+"""On other paths it would answer without the schema."""
 
 
 class LlamaCppAdapter:
@@ -52,7 +55,10 @@ class LlamaCppAdapter:
 
     def proxy_options(self, plan: EnginePlan) -> tuple[str, ...]:
         """See `TunesProxy.proxy_options`. By these members a client could choose a slot, find other tenants' prompts in
-        the cache, or leave out the usage. Of several sequences llama.cpp reports the usage of the first."""
+        the cache, or leave out the usage. Of several sequences llama.cpp reports the usage of the first. Schemas that
+        it would ignore are refused."""
         fixed = {"cache_prompt": CACHE_PROMPT_OPTION in plan.args, "id_slot": -1, "lora": [], "response_fields": []}
-        members = msgspec.json.encode({"fixed": fixed, "refused": UNBOUNDED, "sequences": 1}).decode()
+        refused = (*UNBOUNDED, *IGNORED)
+        stated = {"fixed": fixed, "refused": refused, "schema_paths": SCHEMA_PATHS, "sequences": 1}
+        members = msgspec.json.encode(stated).decode()
         return (*(("--sleeps",) if SLEEP_OPTION in plan.args else ()), "--engine-members", members)

@@ -80,6 +80,10 @@ def test_a_schema_that_cannot_be_enforced_is_told_by_its_keywords() -> None:
     error = read_error(CHAT, 400, vllm("The provided JSON schema contains features not supported by xgrammar."))
     assert (error.status, error.code, error.param) == (400, "invalid_value", None)
     assert "`multipleOf`" in error.message
+    said = "Unable to generate parser for this template. Automatic parser generation failed: JSON schema error at #: "
+    error = read_error(CHAT, 400, {"error": {"message": f"{said}unrecognized type x", "code": None, "param": None}})
+    assert error.message.endswith("cannot be enforced, JSON schema error at #: unrecognized type x")
+    assert (error.status, error.code, error.param) == (400, "invalid_value", "response_format")
 
 
 @pytest.mark.parametrize(

@@ -130,6 +130,26 @@ def test_members_that_no_client_may_set_are_replaced_where_it_does() -> None:
     assert rewrite_body(b"/v1/embeddings", b'{"model":"m","input":["a","b"]}', None, engine=engine) == BodyRewrite()
 
 
+@pytest.mark.parametrize(
+    ("path", "member", "name"),
+    [
+        (b"/v1/completions", b'"response_format":{"type":"json_schema","json_schema":{}}', "response_format"),
+        (b"/v1/completions", b'"response_format":{"type":"json_object"}', "response_format"),
+        (b"/v1/responses", b'"text":{"format":{"type":"json_object"}}', "text"),
+        (b"/v1/messages", b'"output_format":{"type":"json_schema"}', "output_format"),
+        (b"/v1/messages", b'"output_config":{"format":{"type":"json_schema"}}', "output_config"),
+    ],
+)
+def test_a_schema_is_refused_on_paths_where_the_engine_would_ignore_it(path: bytes, member: bytes, name: str) -> None:
+    engine = EngineMembers(schema_paths=frozenset({CHAT.decode()}))
+    with pytest.raises(BadRequest, match=f"`{name}` is available for chats of this model only") as refused:
+        rewrite_body(path, b'{"model":"m",%b}' % member, None, engine=engine)
+    assert (refused.value.code, refused.value.param) == ("unsupported_parameter", name)
+    rewrite_body(CHAT, b'{"model":"m",%b}' % member, None, engine=engine)
+    for harmless in (b'{"type":"text"}', b"null", b'{"format":{"type":"text"},"verbosity":"low"}', b'"x"', b"{}"):
+        rewrite_body(path, b'{"model":"m","%b":%b}' % (name.encode(), harmless), None, engine=engine)
+
+
 TEXT_ENGINE = EngineMembers(paths=frozenset({"/v1/chat/completions"}), text_only=True)
 
 

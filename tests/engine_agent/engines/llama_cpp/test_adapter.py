@@ -86,7 +86,8 @@ def test_clients_cannot_choose_what_concerns_others(args: tuple[str, ...], cache
     argv = proxy_launch(assignment(args=args), NODE).argv
     members = msgspec.json.decode(argv[argv.index("--engine-members") + 1])
     assert members["fixed"] == {"cache_prompt": cached, "id_slot": -1, "lora": [], "response_fields": []}
-    assert "grammar" in members["refused"]
+    assert {"grammar", "structured_outputs"} <= set(members["refused"])
+    assert members["schema_paths"] == ["/v1/chat/completions"]
     assert members["sequences"] == 1
 
 

@@ -234,6 +234,17 @@ def a_schema_is_kept(cell: Cell) -> None:
     answer = json.loads(found["choices"][0]["message"]["content"])
     assert sorted(answer) == ["city", "people"]
     assert isinstance(answer["people"], int)
+    for path, members in (
+        (COMPLETIONS, {"prompt": "x", "response_format": wanted}),
+        (COMPLETIONS, {"prompt": "x", "structured_outputs": {"choice": ["a"]}}),
+        ("/v1/responses", {"input": "x", "store": False, "text": {"format": {"type": "json_object"}}}),
+    ):
+        error = cell.ask(path, 400, **members)["error"]
+        assert error["code"] == "unsupported_parameter"
+        assert error["param"] in members
+    odd = {"type": "json_schema", "json_schema": {"name": "c", "schema": {"type": "nothing"}}}
+    error = cell.ask(CHAT, 400, messages=WHY, response_format=odd)["error"]
+    assert (error["code"], error["param"]) == ("invalid_value", "response_format")
 
 
 def probabilities_are_told(cell: Cell) -> None:
