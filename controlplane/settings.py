@@ -118,8 +118,11 @@ ARTIFACT_LIMIT_S = float(os.environ.get("SWITCHYARD_ARTIFACT_LIMIT_S", "14400"))
 """Longest validation, in seconds."""
 IMPORT_STORE = os.environ.get("SWITCHYARD_IMPORT_STORE") or next(iter(ARTIFACT_SOURCES), "")
 """Folder or bucket for imported models, inside `SWITCHYARD_ARTIFACT_SOURCES`. Default: its first entry"""
-COMPILE_CACHES = os.environ.get("SWITCHYARD_COMPILE_CACHES") or str(SWITCHYARD_HOME / "compile-caches")
-"""Folder of shared compile caches; several hosts of the control plane share it. Default: `HOME/compile-caches`"""
+COMPILE_CACHES = os.environ.get("SWITCHYARD_COMPILE_CACHES") or (
+    f"{IMPORT_STORE}/compile-caches" if IMPORT_STORE.startswith("s3://") else str(SWITCHYARD_HOME / "compile-caches")
+)
+"""Folder or bucket of shared compile caches; several hosts of the control plane share it. Default:
+`IMPORT_STORE/compile-caches` in a bucket, else `HOME/compile-caches`"""
 COMPILE_CACHE_STORE_GIB = int(os.environ.get("SWITCHYARD_COMPILE_CACHE_STORE_GIB", "20"))
 """GiB of shared compile caches; one may take a quarter. `0`: nodes share none."""
 HF_ENDPOINT = os.environ.get("SWITCHYARD_HF_ENDPOINT", "")

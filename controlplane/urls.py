@@ -18,6 +18,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("agents/builds/<str:digest>/<str:name>", join.build, name="agent-build"),
     path("agents/artifacts/<str:digest>", join.artifact, name="agent-artifact-sizes"),
     path("agents/artifacts/<str:digest>/<path:name>", join.artifact, name="agent-artifact"),
+    path("agents/holders/<str:digest>", join.holders, name="agent-holders"),
     path("agents/caches/<str:key>", join.compile_cache, name="agent-cache"),
     path("agents/releases/<str:release>/<str:digest>", join.release, name="agent-release"),
     path("agents/join/check", join.check, name="join-check"),

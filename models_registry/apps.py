@@ -24,6 +24,11 @@ def check_artifact_sources(**_: Any) -> list[CheckMessage]:
             check_source(parse_place(settings.IMPORT_STORE), map(parse_place, settings.ARTIFACT_SOURCES))
         except BadArtifact as error:
             errors.append(Error(f"SWITCHYARD_IMPORT_STORE: {error}", id="models_registry.E002"))
+    if settings.COMPILE_CACHES.startswith("s3://"):
+        try:
+            parse_place(settings.COMPILE_CACHES)
+        except BadArtifact as error:
+            errors.append(Error(f"SWITCHYARD_COMPILE_CACHES: {error}", id="models_registry.E003"))
     return errors
 
 

@@ -38,6 +38,8 @@ FIRST_PAUSE_S = 0.5
 """Before a broken stream is requested again; each further pause is twice as long."""
 
 Say = Callable[[str], None]
+First = Callable[[Path, Mapping[str, str], Mapping[str, int]], None]
+"""Adds files to a folder that need not come from S3: their SHA-256 and their sizes, by path."""
 
 
 class Arrived:
@@ -88,10 +90,17 @@ class _Object:
     tag: str
 
 
-def download(artifact: Artifact, entry: Entry, room: Callable[[int], None], arrived: Arrived, say: Say) -> None:
-    """Completes the entry. `room` is called with the total size before anything is written. The caller holds the
-    entry's lock. Raises CannotFetch if the artifact is missing, differs from `artifact.digest`, cannot be read with
-    this node's credentials, changed meanwhile, does not arrive, or the disk is too small."""
+def download(
+    artifact: Artifact,
+    entry: Entry,
+    room: Callable[[int], None],
+    arrived: Arrived,
+    say: Say,
+    first: First = lambda _folder, _wanted, _sizes: None,
+) -> None:
+    """Completes the entry. `room` is called with the total size before anything is written, then `first`. The caller
+    holds the entry's lock. Raises CannotFetch if the artifact is missing, differs from `artifact.digest`, cannot be
+    read with this node's credentials, changed meanwhile, does not arrive, or the disk is too small."""
     from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
     place = _location(artifact.uri)
@@ -104,6 +113,7 @@ def download(artifact: Artifact, entry: Entry, room: Callable[[int], None], arri
         for folder in (entry.partial, entry.partial / "files", entry.partial / "parts"):
             folder.mkdir(mode=0o700, exist_ok=True)
         room(arrived.total)
+        first(entry.partial / "files", manifest.files, {path: found.size for path, found in objects.items()})
         say(f"downloading {artifact.uri}: {len(objects)} files, {arrived.total} B")
         _Download(client, place, entry.partial, manifest, objects, arrived, say).run()
         put_in_place(entry, manifest, text)

@@ -24,11 +24,13 @@ from engine_agent.node.connection import AgentConnection, report_interval_s
 from engine_agent.node.devices import visible_devices
 from engine_agent.node.downloads import Downloads
 from engine_agent.node.enrolment import Enrolment
+from engine_agent.node.identity import Identity
 from engine_agent.node.imds import NoticeWatch, is_in_aws
 from engine_agent.node.launch import NodePlace
 from engine_agent.node.logs import LogTailSender
-from engine_agent.node.node import LocalNode
+from engine_agent.node.node import BUILDS, WEIGHTS, LocalNode
 from engine_agent.node.node_checks import NodeChecks
+from engine_agent.node.peers import serve_peers
 from engine_agent.node.planning.converge import observe, plan_convergence
 from engine_agent.node.planning.node import LIMITS, ConvergeLimits, Wait
 from engine_agent.node.telemetry.accelerators import AcceleratorMonitor, OnFault
@@ -39,7 +41,7 @@ from engine_agent.node.telemetry.host import READ_EFA_EVERY_S, EfaDevices, accel
 from engine_agent.node.watch import POLL_INTERVAL_S
 from engine_agent.protocol.fingerprint import Fingerprint, differing_fields
 from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Order, Report, StepTimes
-from engine_agent.protocol.ports import AGENT_METRICS
+from engine_agent.protocol.ports import AGENT_METRICS, ARTIFACTS
 from engine_agent.protocol.states import EngineState
 from engine_agent.protocol.tracing import TRACEPARENT, TraceSettings, TracingOff, begin_span, span_json, trace_settings
 from engine_agent.protocol.watchdog import AwakeClock
@@ -132,16 +134,17 @@ class NodeAgent:
             on_message=self._on_message,
             on_identity=lambda: self._node.identity_changed(),  # noqa: PLW0108 - there is none yet
         )
+        downloads = Downloads(enrolment, self._wake_from_thread)
         self._node = LocalNode(
             place,
             stack=stack,
             on_change=self._wake.set,
             on_fault=self._connection.send_fault,
-            downloads=Downloads(enrolment, self._wake_from_thread),
+            downloads=downloads,
             caches=NodeCaches(
                 place.cache.parent / COMPILED,
                 place.node_id,
-                enrolment,
+                downloads,
                 self._wake_from_thread,
                 service_account(Service.ENGINE),
             ),
@@ -167,6 +170,9 @@ class NodeAgent:
         )
         self._trace = order_trace(place.node_id)
         self._metrics_port = place.port_base + AGENT_METRICS
+        home, cache, port = Identity(enrolment.home), place.cache.parent, place.port_base + ARTIFACTS
+        self._serve_peers = partial(serve_peers, place.host, port, home, cache / WEIGHTS, cache / BUILDS)
+        self._has_links = place.has_links
 
     def _wake_from_thread(self) -> None:
         if self._loop is not None:
@@ -197,6 +203,8 @@ class NodeAgent:
                 loops.create_task(self._repeat("traces", self._trace.run))
                 loops.create_task(self._repeat("metrics", metrics))
                 loops.create_task(self._repeat("energy", self._energy.run_once))
+                if self._has_links:
+                    loops.create_task(self._repeat("artifacts", self._serve_peers))
                 if self._cloud is not None:
                     loops.create_task(self._repeat("cloud", self._cloud.run_once))
         finally:

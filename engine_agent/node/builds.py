@@ -16,12 +16,10 @@ from engine_agent.node.checks.external_builds import environments, external_prog
 from engine_agent.node.downloads import Downloads, Fetch
 from engine_agent.node.telemetry.fingerprint import read_environment_stack
 from engine_agent.protocol.engine_builds import (
-    BUILD_FILE,
     BadBuild,
     BuildFacts,
     EngineBuild,
     HostFacts,
-    part_names,
     why_unsuitable,
 )
 from engine_agent.protocol.manifest import DIGEST_PREFIX, MANIFEST_NAME, MOST_MANIFEST_BYTES
@@ -92,15 +90,21 @@ class NodeBuilds:
     def report(self) -> tuple[NodeBuild, ...]:
         """The builds of this machine, and those that this node is fetching."""
         coming = {fetch.digest: fetch.words() for fetch in self._downloads.running if fetch.digest in self._coming}
-        builds = [_in_words(digest, self._coming[digest], words) for digest, words in coming.items()]
+        builds = [self._in_words(digest, self._coming[digest], words) for digest, words in coming.items()]
         with contextlib.suppress(FileNotFoundError):
             for entry in store.entries(self._folder):
                 digest = f"{DIGEST_PREFIX}{entry.hex_digest}"
                 if digest not in coming and entry.is_complete:
                     if digest not in self._known:
                         self._known[digest] = store.facts_of(entry)
-                    builds.append(_in_words(digest, self._known[digest]))
+                    builds.append(self._in_words(digest, self._known[digest]))
         return tuple(sorted(builds, key=lambda one: one.digest)[:NODE_BUILDS_MAX])
+
+    def _in_words(self, digest: str, facts: BuildFacts | None, fetching: str = "") -> NodeBuild:
+        peer_bytes = self._downloads.peer_bytes(digest)
+        if facts is None:
+            return NodeBuild(digest, fetching=fetching, peer_bytes=peer_bytes)
+        return NodeBuild(digest, facts.serves, facts.version, facts.unpacked_bytes, fetching, peer_bytes)
 
     def _acquire(self, build: EngineBuild, entry: Entry, facts: BuildFacts, fetch: Fetch) -> None:
         limit = size_limit(os.environ.get(store.LIMIT_VARIABLE, ""))
@@ -109,12 +113,13 @@ class NodeBuilds:
     def _fill(self, fetch: Fetch, build: EngineBuild, entry: Entry, facts: BuildFacts, limit: int | None) -> None:
         parts = store.begin(entry, build, facts, limit)
         if build.uri and not parts.folder.is_dir():
-            download(Artifact(build.uri, build.digest), parts, lambda _: None, fetch.arrived, lambda _: None)
+            first = partial(self._downloads.files_of_peers, fetch)
+            download(Artifact(build.uri, build.digest), parts, lambda _: None, fetch.arrived, lambda _: None, first)
         elif not build.uri:
             self._download(fetch, build, parts, facts)
 
         def count(size: int) -> None:
-            self._downloads.check_open()
+            self._downloads.check_open(fetch)
             fetch.unpacked += size
 
         store.finish(entry, build, facts, count)
@@ -127,19 +132,4 @@ class NodeBuilds:
         self._downloads.file(fetch, f"{url}/{MANIFEST_NAME}", folder / MANIFEST_NAME, MOST_MANIFEST_BYTES)
         manifest = store.check_manifest((folder / MANIFEST_NAME).read_bytes(), build, facts)
         fetch.arrived.total = facts.packed_bytes
-        for name in (BUILD_FILE, *part_names(facts)):
-            path, wanted = folder / name, manifest.files[name]
-            for _ in range(2):  # a wrong beginning of an earlier attempt costs one more
-                if not store.is_whole(path, wanted):
-                    self._downloads.file(fetch, f"{url}/{name}", path, facts.packed_bytes)
-                if store.is_whole(path, wanted):
-                    break
-                path.unlink(missing_ok=True)
-            else:
-                raise CannotFetch(f"build {build.name} arrives damaged: {name} differs from its manifest")
-
-
-def _in_words(digest: str, facts: BuildFacts | None, fetching: str = "") -> NodeBuild:
-    if facts is None:
-        return NodeBuild(digest, fetching=fetching)
-    return NodeBuild(digest, facts.serves, facts.version, facts.unpacked_bytes, fetching)
+        self._downloads.files(fetch, url, folder, manifest.files, dict.fromkeys(manifest.files, facts.packed_bytes))

@@ -4,21 +4,19 @@ failed start. The agent transfers caches itself, because engines must not have i
 
 import contextlib
 import fcntl
-import hashlib
 import logging
 import os
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
-from engine_agent.engines.artifacts import FREE_RESERVE_BYTES, Entry, make_room, size_limit
+from engine_agent.engines.artifacts import FREE_RESERVE_BYTES, CannotFetch, Entry, file_sha256, make_room, size_limit
 from engine_agent.engines.base import CompileFolders
 from engine_agent.engines.builds.store import hold
 from engine_agent.engines.compile_cache import (
@@ -32,8 +30,7 @@ from engine_agent.engines.compile_cache import (
     unpack,
 )
 from engine_agent.node.accounts import Account
-from engine_agent.node.enrolment import Enrolment, control_connection
-from engine_agent.node.identity import Identity
+from engine_agent.node.downloads import Downloads, Fetch, NotThere
 from engine_agent.protocol.compile_caches import (
     DIGEST_HEADER,
     MOST_CACHE_BYTES,
@@ -47,13 +44,10 @@ from engine_agent.protocol.strict_json import strict_loads
 
 log = logging.getLogger(__name__)
 
-ANSWER_LIMIT_S = 10.0
 FETCH_LIMIT_S = 120.0
 """Then an engine starts without the cache: compiling may be faster."""
 OFFER_EVERY_S, OFFER_LIMIT_S = 5.0, 600.0
 """A cell serves some seconds after its last rank is ready; the control plane accepts a cache only then."""
-CHUNK_BYTES = 256 * 1024
-NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 BODY_BYTES_MAX = 4096
 
 
@@ -89,13 +83,13 @@ class NodeCaches:
         self,
         folder: Path,
         node_id: str,
-        enrolment: Enrolment,
+        downloads: Downloads,
         on_change: Callable[[], None],
         account: Account | None = None,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder = folder
-        self._node_id, self._enrolment, self._account = node_id, enrolment, account
+        self._node_id, self._downloads, self._account = node_id, downloads, account
         self._on_change, self._now_s = on_change, now_s
         self._start: _Start | None = None
         self._closed = threading.Event()
@@ -184,52 +178,40 @@ class NodeCaches:
             os.close(lock)
 
     def _fetch(self, start: _Start) -> None:
-        """Fills the folder with the fleet's cache, if there is one. Raises CannotFetch or OSError."""
-        entry, troubles = start.entry, list[str]()
+        """Fills the folder with the fleet's cache, if there is one."""
+        entry, archive, made = start.entry, start.entry.partial / "archive", start.entry.partial / "made"
+        unpacked = 0
+
+        def check_answer(answer: HTTPResponse) -> None:
+            nonlocal unpacked
+            digest, stated = answer.headers.get(DIGEST_HEADER, ""), parse_unpacked(answer.headers.get(UNPACKED_HEADER))
+            if answer.length is None or not is_sha256(digest) or stated is None:
+                raise ValueError("it sends a cache without length or digest")
+            make_room(entry, answer.length + stated, _limit())
+            start.digest, start.bytes, unpacked = digest, answer.length, stated
+
         start.words = "fetching the compile cache"
         entry.partial.mkdir(mode=0o700, exist_ok=True)
-        until_s = self._now_s() + FETCH_LIMIT_S
+        fetch = Fetch(start.key, "the compile cache", 0, self._now_s, self._now_s() + FETCH_LIMIT_S)
         try:
             make_room(entry, 0, _limit())  # removes older ones, also if this engine will compile
-            for server in self._enrolment.servers.all:
-                try:
-                    if self._fetch_from(server, start, until_s):
-                        start.words = "fetched from the fleet"
-                        return
-                    start.words = "compiles: the fleet has no cache for it yet"
-                except (OSError, HTTPException, ValueError, BadCache) as error:
-                    troubles.append(f"{server}: {error}")
-            if troubles:
-                start.words = f"compiles: {'; '.join(troubles)[:300]}"
+            url = f"/agents/caches/{start.key}"
+            self._downloads.file(fetch, url, archive, MOST_CACHE_BYTES, attempts=1, on_answer=check_answer)
+            if (arrived := file_sha256(archive)) != start.digest:
+                raise BadCache(f"{arrived[:12]} arrived for {start.digest[:12]}")
+            unpack(archive, made, unpacked)
+            if self._account is not None:
+                give_to(made, self._account.uid, self._account.gid)
+            made.rename(entry.folder)
+            start.words = "fetched from the fleet"
+        except NotThere:
+            start.words = "compiles: the fleet has no cache for it yet"
+        except BadCache as error:
+            start.words = f"compiles: the compile cache of the fleet is damaged: {str(error)[:300]}"
+        except (CannotFetch, OSError) as error:
+            start.words = f"compiles: {str(error)[:300]}"
         finally:
             shutil.rmtree(entry.partial, ignore_errors=True)
-
-    def _fetch_from(self, server: str, start: _Start, until_s: float) -> bool:
-        """Returns whether this server has the cache, which then is unpacked."""
-        entry, archive = start.entry, start.entry.partial / "archive"
-        with self._answer(server, "GET", start.key) as answer:
-            if answer.status == HTTPStatus.NOT_FOUND:
-                return False
-            if answer.status != HTTPStatus.OK:
-                raise ValueError(f"it answered {answer.status}")
-            digest, unpacked = (
-                answer.headers.get(DIGEST_HEADER, ""),
-                parse_unpacked(answer.headers.get(UNPACKED_HEADER)),
-            )
-            size = answer.length
-            if size is None or not is_sha256(digest) or unpacked is None:
-                raise ValueError("it sends a cache without length or digest")
-            make_room(entry, size + unpacked, _limit())
-            start.digest, start.bytes = digest, size
-            arrived = _receive(answer, archive, size, lambda: self._now_s() > until_s or self._closed.is_set())
-        if arrived != digest:
-            raise BadCache(f"it sends {arrived[:12]} for cache {digest[:12]}")
-        made = entry.partial / "made"
-        unpack(archive, made, unpacked)
-        if self._account is not None:
-            give_to(made, self._account.uid, self._account.gid)
-        made.rename(entry.folder)
-        return True
 
     # --- after a start ------------------------------------------------------------------------------------------------
 
@@ -253,13 +235,13 @@ class NodeCaches:
 
     def _upload(self, archive: Path, packed: PackedCache, start: _Start) -> bool:
         """Sends all parts to one server. Returns whether that is settled, successfully or not."""
-        for server in self._enrolment.servers.all:
+        for server in self._downloads.servers:
             try:
-                at, part = 0, b""  # it asks first
-                while at < packed.packed_bytes:
+                at, part, is_stored = 0, b"", False  # it asks first
+                while not is_stored:
                     status, answer = self._put(server, start.key, packed, at, part)
                     if status == HTTPStatus.TOO_EARLY:
-                        start.words = "to be uploaded once the cell serves"
+                        start.words = f"to be uploaded: {str(answer.get('error', status))[:200]}"
                         return False
                     if status != HTTPStatus.OK:
                         start.words = f"not uploaded: {str(answer.get('error', status))[:200]}"
@@ -269,6 +251,7 @@ class NodeCaches:
                         raise ValueError(f"it asks for byte {following!r}")
                     if part and following == at:
                         raise ValueError(f"it asks for byte {at} again")
+                    is_stored = at == following == packed.packed_bytes
                     with archive.open("rb") as file:
                         file.seek(following)
                         at, part = following, file.read(PART_BYTES)
@@ -278,32 +261,17 @@ class NodeCaches:
                 start.words = f"not uploaded yet: {server}: {error}"
         return False
 
-    # --- the control plane --------------------------------------------------------------------------------------------
-
     def _put(self, server: str, key: str, packed: PackedCache, at: int, part: bytes) -> tuple[int, dict[str, Any]]:
         headers = {}
-        if part:
-            last = at + len(part) - 1
+        if part or at == packed.packed_bytes:
             headers = {
-                "Content-Range": f"bytes {at}-{last}/{packed.packed_bytes}",
+                "Content-Range": f"bytes {f'{at}-{at + len(part) - 1}' if part else '*'}/{packed.packed_bytes}",
                 DIGEST_HEADER: packed.digest,
                 UNPACKED_HEADER: str(packed.unpacked_bytes),
             }
-        with self._answer(server, "PUT", key, part, headers) as answer:
+        with self._downloads.request(server, "PUT", f"/agents/caches/{key}", headers, part) as answer:
             body = strict_loads(answer.read(BODY_BYTES_MAX) or b"{}")
             return answer.status, body if isinstance(body, dict) else {}
-
-    @contextlib.contextmanager
-    def _answer(
-        self, server: str, method: str, key: str, body: bytes = b"", headers: Mapping[str, str] = NO_HEADERS
-    ) -> Iterator[HTTPResponse]:
-        connection = control_connection(server, Identity(self._enrolment.home), ANSWER_LIMIT_S)
-        sent = {"Authorization": f"Bearer {self._enrolment.stored_credential()}", **headers}
-        try:
-            connection.request(method, f"/agents/caches/{key}", body if method == "PUT" else None, sent)
-            yield connection.getresponse()
-        finally:
-            connection.close()
 
 
 def _limit() -> int | None:
@@ -324,18 +292,3 @@ def _lock_alone(entry: Entry) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
-
-
-def _receive(answer: HTTPResponse, to: Path, size: int, is_over: Callable[[], bool]) -> str:
-    """Writes the body to a file and returns its SHA-256. Raises ValueError if it breaks off or takes too long."""
-    digest, left = hashlib.sha256(), size
-    with to.open("wb") as file:
-        while left and (chunk := answer.read1(min(left, CHUNK_BYTES))):
-            file.write(chunk)
-            digest.update(chunk)
-            left -= len(chunk)
-            if is_over():
-                raise ValueError(f"{left} of {size} bytes did not arrive within {FETCH_LIMIT_S:g} s")
-    if left:
-        raise ValueError(f"{left} of {size} bytes are missing")
-    return digest.hexdigest()

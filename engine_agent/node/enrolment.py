@@ -21,7 +21,7 @@ import msgspec
 
 from engine_agent.node.identity import Identity, Validity
 from engine_agent.node.journal import write_durably
-from engine_agent.protocol.identity import control_name
+from engine_agent.protocol.identity import IdentityKind, IdentityName, control_name
 from engine_agent.protocol.messages import Certificate, CertificateRequest, Trust
 from engine_agent.protocol.states import AgentKind
 from engine_agent.protocol.strict_json import strict_loads
@@ -220,7 +220,7 @@ class Enrolment:
 
 
 class _Verified(HTTPConnection):
-    """HTTP over TLS to a server with the control plane's name, at any address. It ignores proxies of the environment,
+    """HTTP over TLS to a server with this name, at any address. It ignores proxies of the environment,
     because the control plane is inside the network."""
 
     def __init__(self, host: str, port: int | None, context: ssl.SSLContext, name: str, limit_s: float) -> None:
@@ -268,6 +268,13 @@ def control_connection(
     name = control_name(identity.fleet()).dns
     context = identity.client_context(shows_certificate=shows_certificate)
     return _Verified(host, parts.port, context, name, limit_s)
+
+
+def node_connection(node: str, address: str, port: int, identity: Identity, limit_s: float) -> HTTPConnection:
+    """HTTP to another node of the fleet, not opened yet; both show their certificates. Raises OSError, ValueError if
+    the home has no authorities of a fleet."""
+    name = IdentityName(identity.fleet(), IdentityKind.NODE, node).dns
+    return _Verified(address, port, identity.client_context(), name, limit_s)
 
 
 def _credential(answer: HTTPResponse, url: str) -> str:

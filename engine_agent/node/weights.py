@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated
-from urllib.parse import quote
 
 import msgspec
 
@@ -99,13 +98,15 @@ class NodeWeights:
     def report(self) -> tuple[NodeArtifact, ...]:
         """The weights of this machine that were fetched, and those that this node is fetching."""
         coming = {fetch.digest: fetch.words() for fetch in self._downloads.running if fetch.digest in self._coming}
-        found = {digest: NodeArtifact(digest, fetching=words[:200]) for digest, words in coming.items()}
+        peer_bytes = self._downloads.peer_bytes
+        found = {each: NodeArtifact(each, 0, words[:200], True, peer_bytes(each)) for each, words in coming.items()}
         for folder in (self._folder, self._fetched):
             with contextlib.suppress(OSError):
                 for entry in store.entries(folder):
                     digest = f"{DIGEST_PREFIX}{entry.hex_digest}"
                     if entry.is_complete:
-                        found[digest] = NodeArtifact(digest, self._stored_bytes(entry))
+                        offered = folder == self._folder or (digest in found and found[digest].is_offered)
+                        found[digest] = NodeArtifact(digest, self._stored_bytes(entry), "", offered, peer_bytes(digest))
         return tuple(found[digest] for digest in sorted(found)[:NODE_ARTIFACTS_MAX])
 
     def _stored_bytes(self, entry: Entry) -> int:
@@ -129,7 +130,8 @@ class NodeWeights:
         def fill() -> None:
             entry.partial.mkdir(mode=0o700, exist_ok=True)
             if is_fetched(artifact):
-                download(artifact, entry, partial(make_room, entry, limit=limit), fetch.arrived, lambda _: None)
+                room, first = partial(make_room, entry, limit=limit), partial(self._downloads.files_of_peers, fetch)
+                download(artifact, entry, room, fetch.arrived, lambda _: None, first)
             else:
                 self._download(artifact, entry, fetch, limit)
             _make_readable(entry.folder)
@@ -152,17 +154,7 @@ class NodeWeights:
             raise CannotFetch(f"{fetch.name}: the control plane has other files than its {MANIFEST_NAME} lists")
         make_room(entry, sum(sizes.values()), limit)
         fetch.arrived.total = sum(sizes.values())
-        for name, wanted in sorted(manifest.files.items()):
-            path = files / name
-            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            for _ in range(2):  # a wrong beginning of an earlier attempt costs one more
-                if not store.is_whole(path, wanted):
-                    self._downloads.file(fetch, f"{url}/{quote(name)}", path, sizes[name])
-                if store.is_whole(path, wanted):
-                    break
-                path.unlink(missing_ok=True)
-            else:
-                raise CannotFetch(f"{fetch.name} arrives damaged: {name} differs from its manifest")
+        self._downloads.files(fetch, url, files, manifest.files, sizes)
         put_in_place(entry, manifest, text)
 
 

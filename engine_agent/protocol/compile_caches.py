@@ -2,7 +2,8 @@
 its own start; the control plane adds model version, instance type and rank, which it knows itself.
 
 - `GET`: the archive with its digest, or 404.
-- `PUT` of the parts, in order: 200 with `next`, the byte that must follow. Without a body it only asks.
+- `PUT` of the parts, in order: 200 with `next`, the byte that must follow. Without a body it only asks; with
+  `Content-Range: bytes */TOTAL` it then ends the upload, and `next` is TOTAL once the cache is stored.
 
 `PUT` answers 403 if the node is in no cell or caches are off, 409 if there is one already, 413 if it is too large, and
 425 while the cell does not serve yet."""
@@ -16,6 +17,7 @@ DIGEST_HEADER = "X-Content-SHA256"
 UNPACKED_HEADER = "X-Unpacked-Bytes"
 MOST_CACHE_BYTES = 64 * 1024**3
 _RANGE = re.compile(r"bytes ([0-9]{1,12})-([0-9]{1,12})/([0-9]{1,12})")
+_END = re.compile(r"bytes \*/([0-9]{1,12})")
 _NUMBER = re.compile(r"[0-9]{1,12}")
 
 
@@ -36,6 +38,12 @@ def parse_range(text: str) -> PartRange | None:
     part = PartRange(*map(int, found.groups()))
     is_one = part.first <= part.last < part.total <= MOST_CACHE_BYTES
     return part if is_one and part.last - part.first < PART_BYTES else None
+
+
+def parse_end(text: str) -> int | None:
+    """Parses the `Content-Range` that ends an upload: the bytes of the archive; None if it is not one."""
+    total = int(found[1]) if (found := _END.fullmatch(text)) else 0
+    return total if 0 < total <= MOST_CACHE_BYTES else None
 
 
 def parse_unpacked(text: str | None) -> int | None:

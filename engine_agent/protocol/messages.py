@@ -412,13 +412,15 @@ NODE_BUILDS_MAX = 32
 
 
 class NodeBuild(Struct, frozen=True, omit_defaults=True):
-    """An engine build on a machine. `fetching`: the progress of one that is not complete yet."""
+    """An engine build on a machine. `fetching`: the progress of one that is not complete yet. `peer_bytes`: what came
+    from other nodes, not from the control plane or a bucket."""
 
     digest: str
     serves: str = ""
     version: str = ""
     unpacked_bytes: int = 0
     fetching: str = ""
+    peer_bytes: int = 0
 
 
 class NodeCache(Struct, frozen=True, omit_defaults=True):
@@ -435,11 +437,26 @@ NODE_ARTIFACTS_MAX = 64
 
 
 class NodeArtifact(Struct, frozen=True, omit_defaults=True):
-    """Weights on a machine, or on their way there. `fetching`: the progress of those that are not complete yet."""
+    """Weights on a machine, or on their way there. `fetching`: the progress of those that are not complete yet.
+    `is_offered`: other nodes may fetch them from this one. `peer_bytes`: what came from other nodes."""
 
     digest: Annotated[str, Meta(max_length=80)]
     stored_bytes: int = 0
     fetching: Annotated[str, Meta(max_length=200)] = ""
+    is_offered: bool = False
+    peer_bytes: int = 0
+
+
+HOLDERS_MAX = 3
+"""Nodes that are named for one artifact."""
+
+
+class Holder(Struct, frozen=True):
+    """A node that holds an artifact or a part of it, in the answer to `GET /agents/holders/SHA256`."""
+
+    node: str
+    address: str
+    port_base: int
 
 
 class Prefetched(Struct, frozen=True, omit_defaults=True):

@@ -31,7 +31,9 @@ AGENT_METRICS = 7
 """Node agent: `/metrics` on loopback."""
 RENDEZVOUS = 8
 """First of `RENDEZVOUS_SLOTS` ports for leader/follower rendezvous, used in turn by generation."""
-RENDEZVOUS_SLOTS = 12
+RENDEZVOUS_SLOTS = 11
+ARTIFACTS = 19
+"""Node agent: weights and builds, for other nodes of the fleet."""
 METRICS_ABOVE = 1000
 """Offset of an ingress's metrics on loopback from its port for applications."""
 HOPS_ABOVE = 2000

@@ -12,8 +12,9 @@ import time
 from collections.abc import AsyncIterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any
 
+import msgspec
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.template.loader import render_to_string
@@ -25,10 +26,11 @@ from engine_agent.protocol.compile_caches import (
     DIGEST_HEADER,
     PART_BYTES,
     UNPACKED_HEADER,
+    parse_end,
     parse_range,
     parse_unpacked,
 )
-from engine_agent.protocol.manifest import DIGEST_PREFIX, MANIFEST_NAME, is_sha256
+from engine_agent.protocol.manifest import DIGEST_PREFIX, MANIFEST_NAME, BadArtifact, is_sha256
 from engine_agent.protocol.ports import HIGHEST_PORT, LOWEST_PORT
 from engine_agent.protocol.states import AgentKind
 from fleet.agents.planner import BadProof, ProofRefused
@@ -37,6 +39,7 @@ from fleet.agents.services.enrolment import RETRY_AFTER_S, NotYet, agents_identi
 from fleet.clouds.aws.identity import sts_host
 from fleet.machines.models import Invitation
 from fleet.machines.services.machines import InvitationRefused, invitation_open, is_ticket, join_refused
+from fleet.nodes.selectors import holders_of
 from fleet.releases.services.archive import (
     AgentArchive,
     ArchiveUnavailable,
@@ -55,14 +58,17 @@ from kernel.outside_transaction import run_outside_transaction
 from kernel.refusals import Conflict, Refusal
 from kernel.rest.throttling import count_request
 from models_registry.artifacts.planner import parse_place
+from models_registry.artifacts.services import SourceTrouble
 from models_registry.builds.selectors import build_file
-from models_registry.compile_caches.selectors import CachePlace, cache_find, cache_path, cache_room_bytes
+from models_registry.compile_caches.selectors import CachePlace, cache_find, cache_room_bytes
 from models_registry.compile_caches.services import (
     BadUpload,
-    CachePart,
+    CacheArchive,
     TooEarly,
     TooLarge,
     cache_check_wanted,
+    cache_finish,
+    cache_open,
     cache_part_store,
     cache_use,
 )
@@ -136,7 +142,7 @@ FETCHES_PER_MIN = 6000
 def build(request: HttpRequest, digest: str, name: str) -> HttpResponseBase:
     """`GET /agents/builds/SHA256/NAME`: the manifest, facts or a part of an engine build in a folder of this host, by
     the credential of a node; with `Range: bytes=N-` from there. 403, 404, 416, 429."""
-    if (refusal := _node_refusal(request)) is not None:
+    if isinstance(refusal := _calling_node(request), HttpResponse):
         return refusal
     path = build_file(digest, name, map(parse_place, settings.ARTIFACT_SOURCES))
     return _file_from(request, path, "build")
@@ -146,7 +152,7 @@ def build(request: HttpRequest, digest: str, name: str) -> HttpResponseBase:
 def artifact(request: HttpRequest, digest: str, name: str = "") -> HttpResponseBase:
     """`GET /agents/artifacts/SHA256/NAME`: a file of a version's weights in a folder of this host, as `build`. Without
     NAME: the size of each file, as JSON."""
-    if (refusal := _node_refusal(request)) is not None:
+    if isinstance(refusal := _calling_node(request), HttpResponse):
         return refusal
     files = weights_handed_out(digest, map(parse_place, settings.ARTIFACT_SOURCES))
     if files and not name:
@@ -154,8 +160,18 @@ def artifact(request: HttpRequest, digest: str, name: str = "") -> HttpResponseB
     return _file_from(request, files.get(name), "artifact")
 
 
-def _node_refusal(request: HttpRequest) -> HttpResponse | None:
-    """Why this caller may fetch nothing now, or None."""
+@require_GET
+def holders(request: HttpRequest, digest: str) -> HttpResponseBase:
+    """`GET /agents/holders/SHA256`: nodes that hold an engine build or weights and from which the calling node may
+    fetch them, as JSON. 403, 429."""
+    if isinstance(node := _calling_node(request), HttpResponse):
+        return node
+    found = holders_of(digest, node) if is_sha256(digest) else ()
+    return JsonResponse(msgspec.to_builtins(found), safe=False)
+
+
+def _calling_node(request: HttpRequest) -> str | HttpResponse:
+    """The node that calls, or why it may fetch nothing now."""
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
     rate = count_request("agent-fetch", network, FETCHES_PER_MIN)
     if rate is not None and rate.count > rate.limit:
@@ -164,7 +180,7 @@ def _node_refusal(request: HttpRequest) -> HttpResponse | None:
     [identity] = agents_identify([_bearer_token(request)])
     if identity is None or identity.kind is not AgentKind.NODE:
         return JsonResponse({"error": "only nodes of this fleet may download builds and weights"}, status=403)
-    return None
+    return identity.id
 
 
 def _file_from(request: HttpRequest, path: Path | None, what: str) -> HttpResponseBase:
@@ -207,12 +223,15 @@ def compile_cache(request: HttpRequest, key: str) -> HttpResponseBase:
 
 def _cache_download(place: CachePlace, key: str) -> HttpResponseBase:
     row = cache_find(place, key)
-    path = cache_path(row.digest) if row is not None else None
-    if row is None or path is None or not path.is_file() or is_under_suspicion(row.node):
+    try:
+        found = cache_open(row.digest) if row is not None and not is_under_suspicion(row.node) else None
+    except (BadArtifact, SourceTrouble) as error:
+        return JsonResponse({"error": str(error)}, status=HTTPStatus.SERVICE_UNAVAILABLE)
+    if row is None or found is None:
         return JsonResponse({"error": "there is no compile cache for it"}, status=404)
     digest = row.digest.removeprefix(DIGEST_PREFIX)
     headers = {DIGEST_HEADER: digest, UNPACKED_HEADER: str(row.unpacked_bytes)}
-    answer = _download_file(path, 0, "application/octet-stream", headers)
+    answer = _stream(*found, 0, "application/octet-stream", headers)
     if answer.status_code == HTTPStatus.OK:
         cache_use(row, now=clock.now())
     return answer
@@ -221,23 +240,26 @@ def _cache_download(place: CachePlace, key: str) -> HttpResponseBase:
 def _store_part(request: HttpRequest, place: CachePlace, key: str) -> int:
     """Returns the byte that must follow. Raises Conflict, TooLarge, TooEarly or BadUpload."""
     content = request.read(PART_BYTES + 1)
-    if not content:
+    stated, unpacked = request.headers.get("Content-Range", ""), parse_unpacked(request.headers.get(UNPACKED_HEADER))
+    part, end = parse_range(stated), parse_end(stated) if not content else None
+    if not content and not stated:
         cache_check_wanted(place, key, now=clock.now())
         return 0
-    part = parse_range(request.headers.get("Content-Range", ""))
-    unpacked = parse_unpacked(request.headers.get(UNPACKED_HEADER))
-    if part is None or unpacked is None:
+    total = part.total if part is not None else end
+    if total is None or unpacked is None:
         raise BadUpload(f"a part needs Content-Range, {DIGEST_HEADER} and {UNPACKED_HEADER}")
-    stated = CachePart(key, part, request.headers.get(DIGEST_HEADER, ""), unpacked, content)
-    return cache_part_store(place, stated, now=clock.now())
+    archive = CacheArchive(key, total, request.headers.get(DIGEST_HEADER, ""), unpacked)
+    if part is None:
+        return cache_finish(place, archive, now=clock.now())
+    return cache_part_store(place, archive, part, content, now=clock.now())
 
 
 class _Download:
-    """An archive in chunks, read by threads. Its slot is released when the response is closed or garbage-collected:
+    """A file in chunks, read by threads. Its slot is released when the response is closed or garbage-collected:
     Django drops a response without closing it if the host disconnected while the view ran, or if the file became
     unreadable."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: IO[bytes]) -> None:
         self._file = file
         self._is_open = True
 
@@ -262,7 +284,10 @@ def _download_response(archive: AgentArchive | CarriedPython) -> HttpResponseBas
 def _download_file(path: Path, first: int, kind: str, headers: dict[str, str]) -> HttpResponseBase:
     """The file from this byte on."""
     file = path.open("rb")
-    length = os.fstat(file.fileno()).st_size
+    return _stream(file, os.fstat(file.fileno()).st_size, first, kind, headers)
+
+
+def _stream(file: IO[bytes], length: int, first: int, kind: str, headers: dict[str, str]) -> HttpResponseBase:
     if first and first >= length:
         file.close()
         return HttpResponse(status=416, headers={"Content-Range": f"bytes */{length}"})
@@ -270,7 +295,8 @@ def _download_file(path: Path, first: int, kind: str, headers: dict[str, str]) -
         file.close()
         answer = {"error": "too many downloads; try again"}
         return JsonResponse(answer, status=503, headers={"Retry-After": "5"})
-    file.seek(first)
+    if first:
+        file.seek(first)
     stated = {"Content-Length": str(length - first), **headers}
     stated |= {"Content-Range": f"bytes {first}-{length - 1}/{length}"} if first else {}
     return StreamingHttpResponse(_Download(file), content_type=kind, headers=stated, status=206 if first else 200)

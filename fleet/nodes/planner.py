@@ -1,7 +1,8 @@
-"""Decides from when a node's silence counts (only while a web process could receive its reports), and which members of
-a cell run the same software according to their reports. A node without a report counts as equal; engines compare again
-when they connect, with flags and weights."""
+"""Decides from when a node's silence counts (only while a web process could receive its reports), from which other
+nodes a node fetches an artifact, and which members of a cell run the same software according to their reports. A node
+without a report counts as equal; engines compare again when they connect, with flags and weights."""
 
+import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -15,6 +16,7 @@ from engine_agent.protocol.fingerprint import (
     fingerprint_digest,
 )
 from engine_agent.protocol.machine_messages import is_machine_id
+from engine_agent.protocol.messages import HOLDERS_MAX, Holder
 
 RECONNECT_WITHIN = timedelta(seconds=20)
 """Time that agents of an ended web process need to reach another one that keeps up: 15 s until a ping times out
@@ -29,6 +31,32 @@ def machine_of(node: str, topology: Sequence[str]) -> str:
     """The machine that a node shares with others, which then is its lowest network node; else the node's own ID."""
     lowest = topology[-1] if topology else ""
     return lowest if is_machine_id(lowest) else node
+
+
+@dataclass(frozen=True, slots=True)
+class HolderView:
+    """A node with an artifact, or with a part of it. `is_leaving`: cordoned, or its cell drains."""
+
+    node: str
+    region: str
+    address: str
+    port_base: int | None
+    is_whole: bool
+    is_ready: bool
+    is_leaving: bool
+
+
+def plan_holders(node: str, region: str, address: str, views: Iterable[HolderView]) -> tuple[Holder, ...]:
+    """The nodes from which this one should fetch an artifact, at most `HOLDERS_MAX`: ready ones of its region on other
+    machines that do not leave, complete ones first. Different nodes get different ones."""
+    found = [
+        view
+        for view in views
+        if view.node != node and view.region == region and view.address not in ("", address)
+        if view.port_base is not None and view.is_ready and not view.is_leaving
+    ]
+    found.sort(key=lambda view: (not view.is_whole, hashlib.sha256(f"{node} {view.node}".encode()).digest()))
+    return tuple(Holder(view.node, view.address, view.port_base or 0) for view in found[:HOLDERS_MAX])
 
 
 @dataclass(frozen=True, slots=True)

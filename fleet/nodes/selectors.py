@@ -10,17 +10,19 @@ from functools import cache
 from typing import Any
 
 from django.db import connection
-from django.db.models import CharField, Count, OuterRef, QuerySet, Subquery, Value
+from django.db.models import CharField, Count, OuterRef, Q, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce
 from msgspec import structs
 
 from engine_agent.protocol.engine_builds import EngineBuild
+from engine_agent.protocol.manifest import DIGEST_PREFIX
 from engine_agent.protocol.messages import (
     PREFETCH_MAX,
     Artifact,
     Assignment,
     CheckRequest,
     Desired,
+    Holder,
     LogRequest,
     Peer,
     Prefetch,
@@ -30,7 +32,8 @@ from fleet.cells.models import CellMember
 from fleet.cells.selectors import Pairings, pairings
 from fleet.faults.planning.liveness import WATCHED
 from fleet.machines.models import Machine, MachineSlot
-from fleet.nodes.models import Node, NodeCheck, NodeLog
+from fleet.nodes.models import Node, NodeCheck, NodeLog, NodeReport
+from fleet.nodes.planner import HolderView, plan_holders
 from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.states import CELL_PHASE, CellState, MachineState, NodeState
 from models_registry.builds.selectors import builds_ordered
@@ -55,6 +58,9 @@ WHERE node.state = ANY(%(watched)s)
 ORDER BY node.id
 """
 """SQL, because `fleet.provision` runs it every second and Django takes longer to build it than PostgreSQL to answer."""
+
+HOLDERS_READ = 64
+"""Of those that hold an artifact in a region; more only cost time."""
 
 log = logging.getLogger(__name__)
 
@@ -238,6 +244,37 @@ def _log_request(node: Node) -> LogRequest | None:
     """Until when a user reads this node's logs. Also returned after its end, so that the agent stops."""
     known: NodeLog | None = getattr(node, "log", None)
     return LogRequest(until=known.wished_until.timestamp()) if known is not None else None
+
+
+def holders_of(hex_digest: str, node_id: str) -> tuple[Holder, ...]:
+    """The nodes from which this one should fetch weights or a build, by the latest reports. Two queries."""
+    own = Node.objects.filter(id=node_id).only("region_id", "address").first()
+    if own is None:
+        return ()
+    digest = f"{DIGEST_PREFIX}{hex_digest}"
+    weights = Q(telemetry__contains={"prefetched": {"artifacts": [{"digest": digest, "is_offered": True}]}})
+    rows = NodeReport.objects.filter(
+        weights | Q(telemetry__contains={"builds": [{"digest": digest}]}),
+        connected=True,
+        node__region=own.region_id,
+        node__state=NodeState.READY.value,
+    )
+    found = rows.select_related("node__member__cell")[:HOLDERS_READ]
+    return plan_holders(node_id, own.region_id, own.address, [_holder_view(row, digest) for row in found])
+
+
+def _holder_view(row: NodeReport, digest: str) -> HolderView:
+    member = getattr(row.node, "member", None)
+    kept = [*row.telemetry.get("builds", ()), *(row.telemetry.get("prefetched") or {}).get("artifacts", ())]
+    return HolderView(
+        node=row.node_id,
+        region=row.node.region_id,
+        address=row.node.address,
+        port_base=row.node.port_base,
+        is_whole=any(each["digest"] == digest and not each.get("fetching") for each in kept),
+        is_ready=row.node.state == NodeState.READY.value,
+        is_leaving=row.node.cordoned or (member is not None and member.cell.state == CellState.DRAINING.value),
+    )
 
 
 @dataclass(frozen=True, slots=True)

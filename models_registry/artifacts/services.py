@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import IO, TYPE_CHECKING, Any, Protocol
 from urllib.parse import urlsplit
 
 from engine_agent.protocol.manifest import (
@@ -401,6 +401,29 @@ class BucketPrefix:
             raise BadArtifact(f"{file} changed during the upload; push again, to another prefix")
         return True
 
+    def open(self, path: str) -> "tuple[IO[bytes], int] | None":
+        """The content of an object and its length; None if it does not exist."""
+        from botocore.exceptions import ClientError
+
+        try:
+            with self._explained(path, but=("404", "NoSuchKey")):
+                answer = self._client.get_object(Bucket=self._place.host, Key=self._key(path))
+        except ClientError:
+            return None
+        return answer["Body"], answer["ContentLength"]
+
+    def names(self) -> Iterator[tuple[str, float]]:
+        """The objects directly in the prefix, and when each was written, in seconds since 1970."""
+        with self._explained(""):
+            pages = self._client.get_paginator("list_objects_v2")
+            for page in pages.paginate(Bucket=self._place.host, Prefix=self._key(""), Delimiter="/"):
+                for item in page.get("Contents", ()):
+                    yield item["Key"][len(self._key("")) :], item["LastModified"].timestamp()
+
+    def remove(self, path: str) -> None:
+        with self._explained(path):
+            self._client.delete_object(Bucket=self._place.host, Key=self._key(path))
+
     def finish(self, manifest: bytes) -> None:
         from botocore.exceptions import ClientError
 
@@ -422,6 +445,7 @@ class BucketPrefix:
         from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
         where = f"{self._place}/{path}".rstrip("/")
+        refuse_inside_transaction(f"access to {where}")
         try:
             yield
         except ClientError as error:

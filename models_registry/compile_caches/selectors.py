@@ -34,9 +34,18 @@ def cache_find(place: CachePlace, key: str) -> CompileCache | None:
     ).first()
 
 
+def is_in_bucket() -> bool:
+    return str(settings.COMPILE_CACHES).startswith("s3://")
+
+
+def cache_folder() -> Path:
+    """Archives are here, or uploads to the bucket."""
+    return settings.SWITCHYARD_HOME / "compile-caches" if is_in_bucket() else Path(settings.COMPILE_CACHES)
+
+
 def cache_path(digest: str) -> Path:
     """The file of an archive on this host, which has it or not."""
-    return Path(settings.COMPILE_CACHES) / digest.removeprefix(DIGEST_PREFIX)
+    return cache_folder() / digest.removeprefix(DIGEST_PREFIX)
 
 
 def caches_of(version: int) -> "QuerySet[CompileCache]":

@@ -9,11 +9,20 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
 import uvicorn
 
 from engine_agent.protocol.codec import decode_up, encode, frames_of
 from engine_agent.protocol.ingress_messages import IngressReport, RoutingTable
-from engine_agent.protocol.messages import CertificateRequest, Desired, DownMessage, Hello, Report, UpMessage
+from engine_agent.protocol.messages import (
+    CertificateRequest,
+    Desired,
+    DownMessage,
+    Hello,
+    Holder,
+    Report,
+    UpMessage,
+)
 from tests.ports import free_port
 
 M = TypeVar("M", bound=UpMessage)
@@ -26,6 +35,8 @@ class FakeControlPlane:
 
     `builds` is a folder with an engine build that it hands out; `build_requests` are the requests for its files: name
     and `Range`. The next `busy_answers` of them are refused as too many.
+
+    `holders` is its answer to nodes that want to know who holds an artifact; `sent_bytes` counts what it handed out.
 
     `caches` are the compile caches that nodes uploaded, by key: digest, unpacked bytes and archive; None: none are
     shared.
@@ -51,6 +62,8 @@ class FakeControlPlane:
         self.weights: Path | None = None
         self.build_requests: list[tuple[str, str]] = []
         self.busy_answers = 0
+        self.holders: list[Holder] = []
+        self.sent_bytes = 0
         self.caches: dict[str, tuple[str, int, bytes]] | None = None
         self._sends: list[Callable[[dict[str, Any]], Any]] = []
         self._send_to: dict[str, Callable[[dict[str, Any]], Any]] = {}
@@ -134,6 +147,9 @@ class FakeControlPlane:
         await _answer(send, 200, {"credential": credential})
 
     async def _hand_out(self, scope: dict[str, Any], send: Any) -> None:
+        if scope["path"].startswith("/agents/holders/"):
+            await _answer(send, 200, msgspec.to_builtins(self.holders))
+            return
         first, name = dict(scope["headers"]).get(b"range", b"").decode(), scope["path"].rpartition("/")[2]
         self.build_requests.append((name, first))
         if self.busy_answers:
@@ -144,6 +160,7 @@ class FakeControlPlane:
             await _answer(send, 404, {"error": "no such build"})
             return
         content = whole[int(first[6:-1] or 0) if first else 0 :]
+        self.sent_bytes += len(content)
         headers = [(b"content-length", str(len(content)).encode())]
         await send({"type": "http.response.start", "status": 206 if first else 200, "headers": headers})
         await send({"type": "http.response.body", "body": content})
@@ -227,7 +244,7 @@ def _bearer(scope: dict[str, Any]) -> str:
     return header.decode().removeprefix("Bearer ")
 
 
-async def _answer(send: Any, status: int, body: dict[str, Any]) -> None:
+async def _answer(send: Any, status: int, body: object) -> None:
     headers = [(b"content-type", b"application/json")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": json.dumps(body).encode()})

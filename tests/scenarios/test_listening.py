@@ -25,6 +25,7 @@ LISTENS = "00010000"
 OF_NODES = {
     ports.PROXY: "cell proxy", ports.PROXY_ADMIN: "cell proxy administration",
     ports.ENGINE: "engine", ports.ENGINE_ADMIN: "engine administration", ports.AGENT_METRICS: "node agent metrics",
+    ports.ARTIFACTS: "artifacts for nodes",
     **dict.fromkeys(range(ports.RENDEZVOUS, ports.RENDEZVOUS + ports.RENDEZVOUS_SLOTS), "rendezvous"),
 }  # fmt: skip
 FILES = {

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from engine_agent.engines.artifacts import LIMIT_VARIABLE as WEIGHTS_LIMIT
-from engine_agent.engines.artifacts import CannotFetch, Entry, file_sha256, make_room
+from engine_agent.engines.artifacts import CannotFetch, Entry, make_room
 from engine_agent.protocol.engine_builds import (
     BUILD_FILE,
     BadBuild,
@@ -99,6 +99,11 @@ def parts_entry(entry: Entry) -> Entry:
     return Entry(entry.partial, entry.hex_digest)
 
 
+def parts_folder(entry: Entry) -> Path:
+    """The parts of a complete build, kept for other nodes."""
+    return entry.folder / "parts"
+
+
 def begin(entry: Entry, build: EngineBuild, facts: BuildFacts, limit: int | None) -> Entry:
     """Makes room for the parts and the unpacked build; returns the entry of the parts. The caller holds the lock.
     Raises CannotFetch if the disk or the limit is too small."""
@@ -142,18 +147,14 @@ def finish(entry: Entry, build: EngineBuild, facts: BuildFacts, on_bytes: Callab
         shutil.rmtree(entry.partial, ignore_errors=True)
         raise CannotFetch(f"build {build.name} cannot be unpacked: {error}") from None
     for name in (MANIFEST_NAME, BUILD_FILE):
-        (parts / name).rename(made / name)
+        shutil.copyfile(parts / name, made / name)
+    parts.rename(made / parts_folder(entry).name)
     if entry.folder.is_dir():
         shutil.rmtree(entry.folder)
     made.rename(entry.folder)
     # Engines have their own account and read the build, which is not secret; only this account may change it.
     entry.folder.chmod(0o755)
     shutil.rmtree(entry.partial, ignore_errors=True)
-
-
-def is_whole(path: Path, wanted: str) -> bool:
-    """Whether a part is complete on disk, after an interrupted download."""
-    return path.exists() and file_sha256(path) == wanted
 
 
 def _unpack(parts: Path, tree: Path, facts: BuildFacts, on_bytes: Callable[[int], None]) -> None:

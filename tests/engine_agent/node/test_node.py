@@ -46,7 +46,7 @@ class Rig:
             on_change=self._changed,
             on_fault=self.faults.append,
             downloads=Downloads(enrolment, self._changed),
-            caches=NodeCaches(home / "compiled", "n-1", enrolment, self._changed),
+            caches=NodeCaches(home / "compiled", "n-1", Downloads(enrolment, self._changed), self._changed),
             devices=lambda: self.devices,
         )
 

@@ -46,9 +46,9 @@ async def plane(tmp_path: Path) -> AsyncIterator[FakeControlPlane]:
 class Node:
     """The builds and weights of one node, and the ends of its downloads."""
 
-    def __init__(self, plane: FakeControlPlane, home: Path) -> None:
+    def __init__(self, plane: FakeControlPlane, home: Path, name: str = "n-00000001") -> None:
         home.mkdir(exist_ok=True)
-        enrolment = Enrolment(plane.url, AgentKind.NODE, "n-00000001", home)
+        enrolment = Enrolment(plane.url, AgentKind.NODE, name, home)
         enrolment.store_credential("sw_1_secret")
         self._loop, self._ended = asyncio.get_running_loop(), asyncio.Event()
         self.home, self.now_s = home, 0.0
@@ -111,7 +111,7 @@ async def test_they_come_once_and_an_engine_can_read_but_not_change_them(
     modes = {stat.S_IMODE(path.stat().st_mode) for path in folders[one.digest].rglob("*")}
     assert modes == {0o644, 0o755}
     whole = sum(path.stat().st_size for path in folders[one.digest].rglob("*") if path.is_file())
-    assert node.weights.report() == (NodeArtifact(one.digest, whole),)
+    assert node.weights.report() == (NodeArtifact(one.digest, whole, is_offered=True),)
     of_adapter = PlanAdapter("tuned", one)
     local = local_plan(plan(one, draft=one, adapters=(of_adapter, PlanAdapter("empty"))), folders)
     here = Artifact(folders[one.digest].as_uri(), one.digest)

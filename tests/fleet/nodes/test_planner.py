@@ -1,21 +1,26 @@
-"""When silence counts, and which nodes may be in one cell by their reported software."""
+"""When silence counts, from which nodes one fetches an artifact, and which may be in one cell by their reported
+software."""
 
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_agent.protocol.fingerprint import Difference
+from engine_agent.protocol.messages import Holder
 from fleet.faults.planning.liveness import plan_liveness
 from fleet.nodes.planner import (
     MAX_EXCUSED,
     RECONNECT_WITHIN,
+    HolderView,
     Listeners,
     ListenerView,
     compare_stacks,
     member_stacks,
+    plan_holders,
     stack_digest,
 )
 from fleet.reconcile.planning.decisions import MoveNode
@@ -136,3 +141,28 @@ def test_a_node_that_has_said_nothing_is_no_difference() -> None:
     seen = compare_stacks(member_stacks("sim", [(0, "a", OLD), (1, "b", {})]))
     assert len(seen.groups) == 1
     assert not seen.differing
+
+
+HOLDER = HolderView("n-1", "eu", "10.0.0.1", 21000, is_whole=True, is_ready=True, is_leaving=False)
+
+
+@pytest.mark.parametrize(
+    "unfit",
+    [
+        {"node": "n-0"}, {"region": "us"}, {"address": ""}, {"address": "10.0.0.9"}, {"port_base": None},
+        {"is_ready": False}, {"is_leaving": True},
+    ],
+)  # fmt: skip
+def test_nodes_fetch_only_from_ready_nodes_of_their_region_that_stay(unfit: dict[str, Any]) -> None:
+    assert plan_holders("n-0", "eu", "10.0.0.9", [HOLDER]) == (Holder("n-1", "10.0.0.1", 21000),)
+    assert plan_holders("n-0", "eu", "10.0.0.9", [replace(HOLDER, **unfit)]) == ()
+
+
+def test_complete_holders_are_named_first_and_nodes_get_different_ones() -> None:
+    views = [replace(HOLDER, node=f"n-{n}", address=f"10.0.1.{n}", is_whole=n % 2 == 0) for n in range(20)]
+    named = [[each.node for each in plan_holders(f"m-{n}", "eu", "", views)] for n in range(20)]
+    assert all(len(set(one)) == 3 and all(int(name[2:]) % 2 == 0 for name in one) for one in named)
+    assert len({tuple(one) for one in named}) > 10
+    assert plan_holders("m-1", "eu", "", reversed(views)) == plan_holders("m-1", "eu", "", views)
+    [*_, last] = plan_holders("m-1", "eu", "", [view for view in views if not view.is_whole or view.node == "n-2"])
+    assert int(last.node[2:]) % 2 == 1

@@ -9,6 +9,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.test import Client
 
+from controlplane.dashboard.templatetags.switchyard import THIN_SPACE
 from engine_agent.protocol.messages import Artifact, NodeArtifact, NodeBuild, NodeTelemetry, Prefetched
 from fleet.agents.services.enrolment import credential_issue
 from fleet.nodes.models import Node, NodeReport
@@ -16,6 +17,7 @@ from fleet.nodes.selectors import desired_for
 from fleet.nodes.services.nodes import prefetch_order
 from fleet.reconcile.planning.decisions import OrderPrefetch
 from fleet.reconcile.planning.snapshot import Holdings
+from fleet.reconcile.planning.states import CellState, NodeState
 from fleet.reconcile.selectors.snapshot import fleet_view
 from fleet.reconcile.services import reconcile
 from kernel import clock
@@ -32,7 +34,8 @@ from tests.models_registry.rows import artifact
 pytestmark = pytest.mark.django_db
 
 HELD = Prefetched(
-    (NodeArtifact("sha256:w", 5), NodeArtifact("sha256:x", fetching="1 of 2 GB")), {"sha256:y": "no room"}
+    (NodeArtifact("sha256:w", 5, peer_bytes=2**30), NodeArtifact("sha256:x", fetching="1 of 2 GB")),
+    {"sha256:y": "no room"},
 )
 
 
@@ -102,7 +105,7 @@ def test_the_page_of_a_node_shows_what_it_holds_and_fetches(admin_client: Client
     rows.node("n-00000001", prefetch=["sim-70b@1"])
     NodeReport.objects.update(telemetry=msgspec.to_builtins(NodeTelemetry(prefetched=HELD)))
     page = admin_client.get("/nodes/n-00000001/").content.decode()
-    for text in ("1 of 2 GB", "complete", "no room", "Fetched in advance", "/models/sim-70b@1/"):
+    for text in ("1 of 2 GB", "complete", "no room", "Fetched in advance", f"1.0{THIN_SPACE}GiB", "/models/sim-70b@1/"):
         assert text in page, text
 
 
@@ -157,3 +160,37 @@ def test_weights_of_adapters_and_outside_the_sources_are_told_apart(
     assert status() == 200
     settings.ARTIFACT_SOURCES = [(tmp_path / "elsewhere").as_uri()]
     assert status() == 404
+
+
+def test_nodes_are_told_who_holds_an_artifact() -> None:
+    digests = {name: name * 64 for name in "abcd"}
+    held = Prefetched(
+        (
+            NodeArtifact(f"sha256:{digests['a']}", 5, is_offered=True),
+            NodeArtifact(f"sha256:{digests['b']}", fetching="1 of 2 GB", is_offered=True),
+            NodeArtifact(f"sha256:{digests['c']}", 5),
+        )
+    )
+    telemetry = NodeTelemetry(builds=(NodeBuild(f"sha256:{digests['d']}"),), prefetched=held)
+    reported = {"telemetry": msgspec.to_builtins(telemetry)}
+    rows.node("n-00000001", address="10.0.0.1")
+    rows.node("n-00000002", address="10.0.0.2", report=reported)
+    rows.node("n-00000003", address="10.0.0.3", connected=False, report=reported)
+    rows.node("n-00000004", address="10.0.0.4", state=NodeState.SUSPECT.value, report=reported)
+    rows.node("n-00000005", address="10.0.0.5", cordoned=True, report=reported)
+    rows.node("n-00000006", where="us-west-2", address="10.0.0.6", report=reported)
+    drains = rows.node("n-00000007", address="10.0.0.7", report=reported)
+    rows.cell("sim-70b-us-east-1-1", drains, state=CellState.DRAINING.value)
+    credentials = {
+        kind: credential_issue(kind=kind, subject="n-00000001", region="us-east-1", now=clock.now())
+        for kind in ("node", "machine")
+    }
+
+    def named(digest: str, kind: str = "node") -> Any:
+        sent = {"Authorization": f"Bearer {credentials.get(kind, '')}"}
+        return Client().get(f"/agents/holders/{digest}", headers=sent)
+
+    one = [{"node": "n-00000002", "address": "10.0.0.2", "port_base": Node.objects.get(id="n-00000002").port_base}]
+    assert [named(digests[name]).json() for name in "abcd"] == [one, one, [], one]
+    assert named("0" * 64).json() == named("*").json() == []
+    assert [named(digests["a"], kind).status_code for kind in ("machine", "")] == [403, 403]

@@ -3,6 +3,7 @@ replaced, and deleted by admins."""
 
 import hashlib
 import os
+from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,11 @@ from fleet.reconcile.planning.states import CellState, NodeState
 from kernel import clock
 from kernel.access import Role
 from kernel.models import Event
+from models_registry.artifacts import services as artifacts
 from models_registry.compile_caches import services
 from models_registry.compile_caches.models import CompileCache
 from tests.controlplane.access.callers import calls, make_user
+from tests.engine_agent.engines.s3_server import BUCKET, empty_bucket, s3_server
 from tests.engine_agent.node.test_compile_caches import KEY, Caches, compile_into
 from tests.fleet import rows
 from tests.models_registry.builds.test_builds_api import content_of
@@ -50,15 +53,21 @@ def member(name: str = "n-00000001", cell: str = "sim-70b-us-east-1-1", **column
 
 
 def put(credential: str, content: bytes = CONTENT, *, key: str = KEY, at: int = 0, **stated: Any) -> Any:
-    """Uploads one part; without other statements it is the whole archive."""
+    """Uploads one part, and ends the upload after the last one; without other statements it is the whole archive."""
     total = stated.get("total", len(content))
+    path = f"/agents/caches/{key}"
     headers = {
         "Authorization": f"Bearer {credential}",
         "Content-Range": stated.get("range", f"bytes {at}-{at + len(content) - 1}/{total}"),
         DIGEST_HEADER: stated.get("digest", hashlib.sha256(content).hexdigest()),
         UNPACKED_HEADER: "4096",
     }
-    return Client().put(f"/agents/caches/{key}", content, "application/octet-stream", headers=headers)
+    if not content:
+        headers.pop("Content-Range")
+    answer = Client().put(path, content, "application/octet-stream", headers=headers)
+    if not content or answer.status_code != 200 or answer.json()["next"] < total:
+        return answer
+    return Client().put(path, b"", headers={**headers, "Content-Range": f"bytes */{total}"})
 
 
 def fetch(credential: str, key: str = KEY) -> Any:
@@ -103,6 +112,27 @@ def test_it_comes_in_parts_and_a_repeated_one_changes_nothing(store: Path) -> No
     assert list((store / ".parts").iterdir()) == []
 
 
+def test_an_upload_cannot_end_before_it_is_complete_or_grow(store: Path) -> None:
+    node, other, content = member(), member("n-00000002", "sim-70b-us-east-1-2"), os.urandom(100)
+    headers = {
+        "Authorization": f"Bearer {node}",
+        DIGEST_HEADER: hashlib.sha256(content).hexdigest(),
+        UNPACKED_HEADER: "4096",
+    }
+
+    def end(total: int, credential: str = node) -> Any:
+        sent = {**headers, "Authorization": f"Bearer {credential}", "Content-Range": f"bytes */{total}"}
+        return Client().put(f"/agents/caches/{KEY}", b"", headers=sent)
+
+    assert (end(100).json(), end(0).status_code) == ({"next": 0}, 400)
+    assert put(node, content[:60], total=100, digest=headers[DIGEST_HEADER]).json() == {"next": 60}
+    assert (end(100).json(), end(50).json(), end(100, other).json()) == ({"next": 60}, {"next": 0}, {"next": 0})
+    large = 2**30 // 4 + 1
+    assert put(node, content[60:], at=60, total=large, digest=headers[DIGEST_HEADER]).status_code == 413
+    assert put(node, content[60:], at=60, total=100, digest=headers[DIGEST_HEADER]).json() == {"next": 100}
+    assert CompileCache.objects.get().packed_bytes == 100
+
+
 @pytest.mark.parametrize(
     ("stated", "status"),
     [
@@ -110,6 +140,7 @@ def test_it_comes_in_parts_and_a_repeated_one_changes_nothing(store: Path) -> No
         ({"digest": "../../etc/passwd"}, 400),
         ({"range": ""}, 400),
         ({"range": "bytes 0-3/7"}, 400),
+        ({"range": "bytes */7"}, 400),
         ({"range": f"bytes 0-6/{2**30 // 4 + 1}"}, 413),
         ({"key": "0" * 63}, 403),
         ({"content": bytes(PART_BYTES + 1)}, 400),
@@ -230,13 +261,75 @@ def listed(client: APIClient) -> Any:
     return client.get("/api/v1/compile-caches?model=sim-70b&version=1").json()["results"]
 
 
+@pytest.fixture
+def bucket(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    with s3_server() as url:
+        client = empty_bucket(url, monkeypatch)
+        settings.SWITCHYARD_HOME, settings.COMPILE_CACHES = tmp_path, f"s3://{BUCKET}/fleet/compile-caches"
+        yield client
+
+
+def keys(bucket: Any) -> list[str]:
+    return [item["Key"] for item in bucket.list_objects_v2(Bucket=BUCKET).get("Contents", ())]
+
+
+@pytest.mark.slow
+def test_in_a_bucket_they_are_stored_fetched_and_deleted_alike(
+    tmp_path: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch, django_capture_on_commit_callbacks: Any
+) -> None:
+    first, second, content = member(), member("n-00000002", "sim-70b-us-east-1-2"), os.urandom(300_000)
+    assert put(first, content).json() == {"next": len(content)}
+    row = CompileCache.objects.get()
+    assert keys(bucket) == [f"fleet/compile-caches/{row.digest[7:]}"]
+    assert [path for path in (tmp_path / "compile-caches").rglob("*") if path.is_file()] == []
+    assert content_of(fetch(second)) == content
+    assert AuditRecord.objects.count() == 1
+    assert put(second, content).status_code == 409
+    left = "fleet/compile-caches/" + "0" * 64
+    for key in (left, "fleet/compile-caches/other/manifest.json", "fleet/compile-caches/notes"):
+        bucket.put_object(Bucket=BUCKET, Key=key, Body=b"left")
+    monkeypatch.setattr(services, "STALE_S", -1.0)
+    assert put(second, b"other", key=OTHER_KEY).status_code == 200
+    assert left not in keys(bucket)
+    assert len(keys(bucket)) == 4
+    with django_capture_on_commit_callbacks(execute=True):
+        assert calls(make_user("ada", Role.ADMIN)).delete(f"/api/v1/compile-caches/{row.pk}").status_code == 200
+    assert f"fleet/compile-caches/{row.digest[7:]}" not in keys(bucket)
+    assert fetch(second).status_code == 404
+    row = CompileCache.objects.get()
+    bucket.delete_object(Bucket=BUCKET, Key=f"fleet/compile-caches/{row.digest[7:]}")
+    assert fetch(second, OTHER_KEY).status_code == 404
+
+
+@pytest.mark.long
+def test_a_bucket_that_refuses_or_does_not_answer_is_named(
+    bucket: Any, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = member()
+    put(node)
+    monkeypatch.setattr(artifacts, "PUSH_ATTEMPTS", 1)
+    monkeypatch.setattr(services, "ONE_OF_A_NODE_EVERY", timedelta(0))
+    settings.COMPILE_CACHES = "s3://gone/caches"
+    refused = put(node, b"other", key=OTHER_KEY)
+    assert (refused.status_code, refused.json()["error"]) == (409, "it cannot be stored: bucket gone does not exist")
+    assert (fetch(node).status_code, fetch(node).json()) == (503, {"error": "bucket gone does not exist"})
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    assert put(node, b"other", key=OTHER_KEY).status_code == 425
+    assert CompileCache.objects.count() == 1
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")  # web itself is ASGI
 @pytest.mark.django_db(transaction=True)
-def test_what_one_node_compiled_another_one_starts_with(live_server: LiveServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize("where", ["folder", pytest.param("bucket", marks=pytest.mark.long)])
+def test_what_one_node_compiled_another_one_starts_with(
+    where: str, live_server: LiveServer, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    if where == "bucket":
+        request.getfixturevalue("bucket")
     first, second = Caches(live_server.url, tmp_path / "a"), Caches(live_server.url, tmp_path / "b", "n-2")
     for caches, credential in ((first, member("n-1")), (second, member("n-2", "sim-70b-us-east-1-2"))):
-        caches.caches._enrolment.store_credential(credential)
+        caches.enrolment.store_credential(credential)
     held = first.start()
     code = os.urandom(PART_BYTES + 1000)
     compile_into(held, code)

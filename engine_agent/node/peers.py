@@ -1,0 +1,155 @@
+"""Serves this machine's weights and engine builds to other nodes of the fleet, so that they need not come from the
+control plane or a bucket again. It sends only files that the agent itself fetched, and only to nodes with a valid
+certificate. The receiver verifies each file."""
+
+import asyncio
+import logging
+import os
+import socket
+import ssl
+import stat
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import unquote
+
+from engine_agent.engines.artifacts import Entry
+from engine_agent.engines.builds.store import parts_entry, parts_folder
+from engine_agent.node.identity import Identity
+from engine_agent.protocol.identity import BadName, IdentityKind, peer_name
+from engine_agent.protocol.manifest import MANIFEST_NAME, is_sha256, wrong_path
+
+UPLOADS_AT_ONCE = 4
+CONNECTIONS_AT_ONCE = 16
+"""Further ones are closed."""
+STEP_LIMIT_S = 5.0
+"""For the handshake, the head of the request, and each chunk."""
+UPLOAD_LIMIT_S = 600.0
+MOST_HEAD_BYTES = 8 * 1024
+CHUNK_BYTES = 256 * 1024
+NO_CERTIFICATE_S, TRY_AGAIN_S = 1.0, 30.0
+
+log = logging.getLogger(__name__)
+
+
+def offered_file(url: str, weights: Path, builds: Path) -> BinaryIO | None:
+    """The open file of a request for `/SHA256/NAME`; None if this machine has no such artifact, or it has no such file.
+    `weights` and `builds`: folders of the agent, which engines cannot change."""
+    hex_digest, _, quoted = url.removeprefix("/").partition("/")
+    name = unquote(quoted)
+    if not is_sha256(hex_digest) or (name != MANIFEST_NAME and (not name or wrong_path(name))):
+        return None
+    entry, build = Entry(weights, hex_digest), Entry(builds, hex_digest)
+    for folder in (entry.folder, entry.partial / "files", parts_folder(build), parts_entry(build).folder):
+        with suppress(OSError):
+            if (folder / name).resolve(strict=True) != folder.resolve() / name:
+                continue
+            descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            file = os.fdopen(descriptor, "rb")
+            if stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return file
+            file.close()
+    return None
+
+
+async def serve_peers(host: str, port: int, identity: Identity, weights: Path, builds: Path) -> None:
+    """Until cancelled, as soon as there is a certificate."""
+    while True:
+        try:
+            server = PeerServer(host, port, identity, weights, builds)
+        except FileNotFoundError:
+            await asyncio.sleep(NO_CERTIFICATE_S)
+        except (OSError, ValueError) as error:
+            log.warning("other nodes cannot fetch artifacts from %s:%d: %s", host, port, error)
+            await asyncio.sleep(TRY_AGAIN_S)
+        else:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                server.close()
+
+
+class PeerServer:
+    """Each connection has a thread and one answer. Raises FileNotFoundError without a certificate or authorities, and
+    OSError if the port is taken."""
+
+    def __init__(self, host: str, port: int, identity: Identity, weights: Path, builds: Path) -> None:
+        self._weights, self._builds = weights, builds
+        self._fleet, self._context = identity.fleet(), identity.server_context()
+        self._connections = threading.BoundedSemaphore(CONNECTIONS_AT_ONCE)
+        self._uploads = threading.BoundedSemaphore(UPLOADS_AT_ONCE)
+        self._is_closed = False
+        self._listener = socket.create_server((host, port))
+        threading.Thread(target=self._accept, name="artifacts for nodes", daemon=True).start()
+
+    def close(self) -> None:
+        self._is_closed = True
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _accept(self) -> None:
+        while not self._is_closed:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                time.sleep(0.1)  # closed, or no descriptor is free
+                continue
+            if not self._connections.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="artifact for a node", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            connection.settimeout(STEP_LIMIT_S)
+            with self._context.wrap_socket(connection, server_side=True) as link:
+                self._answer(link)
+        except (OSError, BadName, ValueError) as error:
+            log.debug("a node did not get an artifact: %s", error)
+        finally:
+            connection.close()
+            self._connections.release()
+
+    def _answer(self, link: ssl.SSLSocket) -> None:
+        name = peer_name(link)
+        if name.kind is not IdentityKind.NODE or name.fleet != self._fleet:
+            link.sendall(_head("403 Forbidden"))
+            return
+        method, _, rest = _read_head(link).partition(" ")
+        file = offered_file(rest.partition(" ")[0], self._weights, self._builds) if method == "GET" else None
+        if file is None:
+            link.sendall(_head("404 Not Found"))
+            return
+        with file:
+            if not self._uploads.acquire(blocking=False):
+                link.sendall(_head("503 Service Unavailable"))
+                return
+            try:
+                _send(link, file)
+            finally:
+                self._uploads.release()
+
+
+def _read_head(link: ssl.SSLSocket) -> str:
+    head, until_s = b"", time.monotonic() + STEP_LIMIT_S
+    while b"\r\n\r\n" not in head:
+        part = link.recv(MOST_HEAD_BYTES)
+        head += part
+        if not part or len(head) > MOST_HEAD_BYTES or time.monotonic() > until_s:
+            raise ValueError("it sent no request")
+    return head.split(b"\r\n", 1)[0].decode("ascii", "replace")
+
+
+def _send(link: ssl.SSLSocket, file: BinaryIO) -> None:
+    left, until_s = os.fstat(file.fileno()).st_size, time.monotonic() + UPLOAD_LIMIT_S
+    link.sendall(_head("200 OK", left))
+    while left and time.monotonic() < until_s and (chunk := file.read(min(left, CHUNK_BYTES))):
+        link.sendall(chunk)
+        left -= len(chunk)
+
+
+def _head(status: str, length: int = 0) -> bytes:
+    return f"HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n".encode()

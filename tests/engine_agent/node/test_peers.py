@@ -1,0 +1,362 @@
+"""Nodes give each other weights and builds before the control plane or a bucket does. A node that lies, is slow, hangs
+or is revoked costs a little time and nothing else; only nodes of the fleet get anything, and only artifacts."""
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import ssl
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from msgspec import structs
+
+from engine_agent.engines.artifacts import entry_of
+from engine_agent.engines.builds.store import parts_folder
+from engine_agent.node import downloads, peers
+from engine_agent.node.enrolment import node_connection
+from engine_agent.node.identity import Identity
+from engine_agent.node.peers import PeerServer, offered_file
+from engine_agent.protocol.identity import IdentityKind
+from engine_agent.protocol.messages import Holder, Prefetch
+from engine_agent.protocol.ports import ARTIFACTS
+from tests.engine_agent.authority import FleetOfTests
+from tests.engine_agent.engines.builds.packed import ordered, small_build
+from tests.engine_agent.engines.s3_server import BUCKET, empty_bucket, s3_server, upload
+from tests.engine_agent.fake_control_plane import FakeControlPlane
+from tests.engine_agent.node.test_weights import Node, content, plan, stated
+from tests.models_registry.rows import artifact
+from tests.ports import free_port
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow]
+
+FILES = {f"part {number}/model.safetensors": os.urandom(100_000 + number) for number in range(4)}
+SIZE = sum(map(len, FILES.values()))
+
+
+@pytest_asyncio.fixture
+async def plane(tmp_path: Path) -> AsyncIterator[FakeControlPlane]:
+    plane = FakeControlPlane()
+    plane.weights, plane.credentials = tmp_path / "plane", {"sw_1_secret"}
+    artifact(plane.weights, FILES)
+    async with plane.running():
+        yield plane
+
+
+class Fleet:
+    """Nodes with certificates. `serve` makes one a holder."""
+
+    def __init__(self, plane: FakeControlPlane, authority: FleetOfTests, home: Path) -> None:
+        self.plane, self.authority, self.home = plane, authority, home
+        self.identities: dict[str, Identity] = {}
+        self.open = contextlib.ExitStack()
+
+    def node(self, name: str) -> Node:
+        node = Node(self.plane, self.home / name, name)
+        self.identities[name] = self.authority.certify(node.home, IdentityKind.NODE, name)
+        return node
+
+    def serve(self, name: str) -> Holder:
+        port, home = free_port(), self.home / name
+        server = PeerServer("127.0.0.1", port, self.identities[name], home / "weights", home / "builds")
+        self.open.callback(server.close)
+        return self.named(name, port)
+
+    def named(self, name: str, port: int) -> Holder:
+        holder = Holder(name, "127.0.0.1", port - ARTIFACTS)
+        self.plane.holders.append(holder)
+        return holder
+
+
+@pytest.fixture
+def fleet(plane: FakeControlPlane, authority: FleetOfTests, tmp_path: Path) -> Iterator[Fleet]:
+    fleet = Fleet(plane, authority, tmp_path)
+    with fleet.open:
+        yield fleet
+
+
+def lists(plane: FakeControlPlane) -> int:
+    """Bytes of the manifest and the sizes, which always come from the control plane."""
+    assert plane.weights is not None
+    sizes = json.dumps({name: len(text) for name, text in FILES.items()})
+    return (plane.weights / "manifest.json").stat().st_size + len(sizes)
+
+
+async def fetched(fleet: Fleet, name: str) -> Node:
+    node, one = fleet.node(name), stated(fleet.plane)
+    assert content((await node.obtain(plan(one)))[one.digest]) == FILES
+    return node
+
+
+@pytest.mark.asyncio
+async def test_three_nodes_of_a_cell_cost_the_control_plane_one_copy(fleet: Fleet) -> None:
+    names, apart, together = ("n-1", "n-2", "n-3"), 0, 0
+    for name in names:
+        await fetched(fleet, name)
+    apart, fleet.plane.sent_bytes = fleet.plane.sent_bytes, 0
+    fleet.home = fleet.home / "with peers"
+    fleet.home.mkdir()
+    for name in names:
+        node = await fetched(fleet, name)
+        [report] = node.weights.report()
+        assert report.peer_bytes == (SIZE if name != "n-1" else 0)
+        fleet.serve(name)
+    together = fleet.plane.sent_bytes
+    assert (apart, together) == (3 * SIZE + 3 * lists(fleet.plane), SIZE + 3 * lists(fleet.plane))
+
+
+@pytest.mark.asyncio
+async def test_nodes_that_fetch_at_the_same_time_give_each_other_what_has_arrived(fleet: Fleet) -> None:
+    nodes = [fleet.node(name) for name in ("n-1", "n-2", "n-3")]
+    for name in ("n-1", "n-2", "n-3"):
+        fleet.serve(name)
+    one = stated(fleet.plane)
+    for folders in await asyncio.gather(*(node.obtain(plan(one)) for node in nodes)):
+        assert content(folders[one.digest]) == FILES
+    given = sum(node.downloads.peer_bytes(one.digest) for node in nodes)
+    assert given > 0  # the last of them finds everything with the others
+    assert SIZE <= fleet.plane.sent_bytes - 3 * lists(fleet.plane) == 3 * SIZE - given
+
+
+@pytest.mark.asyncio
+async def test_a_build_comes_from_a_node_that_unpacked_it(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.plane.builds = small_build(tmp_path / "small")
+    build = ordered(fleet.plane.builds)
+    for name in ("n-1", "n-2"):
+        node = fleet.node(name)
+        await node.fetch_ahead(Prefetch((build,)))
+        [report] = node.builds.report()
+        fleet.serve(name)
+        held = node.builds.obtain(build)
+        assert held is not None
+        os.close(held.lock)
+    sent = sum(path.stat().st_size for path in parts_folder(entry_of(build.digest, node.home / "builds")).iterdir())
+    assert report.peer_bytes == sent - (fleet.plane.builds / "manifest.json").stat().st_size
+
+
+@pytest.mark.long
+@pytest.mark.asyncio
+async def test_what_nodes_hold_does_not_come_from_the_bucket(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with s3_server() as url:
+        client = empty_bucket(url, monkeypatch)
+        stored = upload(client, tmp_path / "source", FILES)
+        for name in ("n-1", "n-2"):
+            node = fleet.node(name)
+            await node.fetch_ahead(Prefetch((), (stored,)))
+            assert content(entry_of(stored.digest, node.home / "weights").folder) == FILES
+            fleet.serve(name)
+            first = next(iter(FILES))
+            client.put_object(Bucket=BUCKET, Key=f"llama/3/{first}", Body=bytes(len(FILES[first])))
+        [report] = node.weights.report()
+        assert report.peer_bytes == SIZE
+        third = fleet.node("n-3")
+        fleet.plane.holders.clear()
+        await third.fetch_ahead(Prefetch((), (stored,)))
+        assert "upload the artifact again" in third.ahead.report().troubles[stored.digest]
+
+
+class BadPeer:
+    """A node of the fleet that answers each request for a file by `answer`."""
+
+    def __init__(self, identity: Identity, answer: Callable[[ssl.SSLSocket], None]) -> None:
+        self._context, self._answer = identity.server_context(), answer
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.port: int = self.listener.getsockname()[1]
+        self.requests = 0
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self.listener.accept()
+                with contextlib.suppress(OSError), self._context.wrap_socket(connection, server_side=True) as link:
+                    link.recv(8192)
+                    self.requests += 1
+                    self._answer(link)
+
+
+def lie(link: ssl.SSLSocket) -> None:
+    link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n" + bytes(100_000))
+
+
+def send_without_end(link: ssl.SSLSocket) -> None:
+    link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000000000\r\n\r\n" + bytes(100_000))
+
+
+def hang(link: ssl.SSLSocket) -> None:
+    link.recv(1)
+
+
+def drip(link: ssl.SSLSocket) -> None:
+    link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\n")
+    while True:
+        link.sendall(b"x")
+        threading.Event().wait(0.02)
+
+
+def break_off(link: ssl.SSLSocket) -> None:
+    link.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 100000\r\n\r\nbeginning")
+
+
+def redirect(link: ssl.SSLSocket) -> None:
+    link.sendall(b"HTTP/1.1 302 Found\r\nLocation: https://elsewhere/\r\nContent-Length: 0\r\n\r\n")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "answer",
+    [lie, hang, *(pytest.param(one, marks=pytest.mark.long) for one in (send_without_end, drip, break_off, redirect))],
+)
+async def test_a_bad_peer_costs_one_request_and_the_rest_comes_from_elsewhere(
+    answer: Callable[[ssl.SSLSocket], None], fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if answer in (hang, drip):
+        monkeypatch.setattr(downloads, "PEER_LIMIT_S", 0.5)
+    fleet.node("n-8")
+    bad = BadPeer(fleet.identities["n-8"], answer)
+    fleet.open.callback(bad.listener.close)
+    fleet.named("n-8", bad.port)
+    node = await fetched(fleet, "n-1")
+    [fetch] = node.downloads._fetches.values()
+    assert (fetch.bad_peers, bad.requests <= 1) == ({"n-8"}, True)
+    assert node.weights.report()[0].peer_bytes == 0
+    assert [path for path in (node.home / "weights").rglob("*") if path.suffix in (".peer", ".coming")] == []
+
+
+@pytest.mark.asyncio
+async def test_only_the_named_node_with_a_valid_certificate_is_asked(fleet: Fleet) -> None:
+    await fetched(fleet, "n-1")
+    gone, expected = fleet.node("n-2"), fleet.plane.sent_bytes
+    serial = fleet.authority.renew(fleet.identities["n-1"], IdentityKind.NODE, "n-1")
+    other = fleet.serve("n-1")
+    fleet.plane.holders = [structs.replace(other, node="n-9"), other, Holder("n-7", "127.0.0.1", 1)]
+    fleet.authority.revoke(serial, fleet.identities["n-2"])
+    await gone.obtain(plan(stated(fleet.plane)))
+    assert fleet.plane.sent_bytes == 2 * expected
+    assert gone.downloads.peer_bytes(stated(fleet.plane).digest) == 0
+
+
+@pytest.mark.asyncio
+async def test_nodes_that_are_busy_or_lack_a_file_are_asked_again(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await fetched(fleet, "n-1")
+    one = stated(fleet.plane)
+    weights = entry_of(one.digest, first.home / "weights")
+    lacking, *_ = sorted(FILES)
+    weights.folder.rename(weights.partial)
+    (weights.partial / "files").mkdir()
+    for name in sorted(FILES)[1:]:
+        (weights.partial / "files" / name).parent.mkdir()
+        (weights.partial / name).rename(weights.partial / "files" / name)
+    fleet.serve("n-1")
+    second = await fetched(fleet, "n-2")
+    assert second.downloads.peer_bytes(one.digest) == SIZE - len(FILES[lacking])
+    monkeypatch.setattr(peers, "UPLOADS_AT_ONCE", 0)
+    fleet.plane.holders.clear()
+    fleet.serve("n-2")
+    third = await fetched(fleet, "n-3")
+    [fetch] = third.downloads._fetches.values()
+    assert (fetch.peer_bytes, fetch.bad_peers) == (0, set())
+
+
+def answered(identity: Identity, holder: Holder, url: str) -> int:
+    connection = node_connection(holder.node, holder.address, holder.port_base + ARTIFACTS, identity, 10.0)
+    try:
+        connection.request("GET", url)
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+@pytest.mark.asyncio
+async def test_only_nodes_of_the_fleet_get_artifacts(fleet: Fleet, tmp_path: Path) -> None:
+    await fetched(fleet, "n-1")
+    holder, url = fleet.serve("n-1"), f"/{stated(fleet.plane).digest[7:]}/manifest.json"
+    node = fleet.authority.certify(tmp_path / "a", IdentityKind.NODE, "n-2")
+    assert answered(node, holder, url) == 200
+    for number, kind in enumerate((IdentityKind.INGRESS, IdentityKind.MACHINE, IdentityKind.CONTROL)):
+        assert answered(fleet.authority.certify(tmp_path / f"{number}", kind, "other"), holder, url) == 403
+    without = Identity(tmp_path / "without")
+    without.store_trust(bundle=fleet.authority.bundle, revoked=fleet.authority.revoked)
+    another = FleetOfTests().certify(tmp_path / "another", IdentityKind.NODE, "n-2")
+    another.store_trust(bundle=fleet.authority.bundle, revoked=fleet.authority.revoked)
+    fleet.authority.revoke(fleet.authority.renew(node, IdentityKind.NODE, "n-2"), fleet.identities["n-1"])
+    for identity in (without, another, node):
+        with pytest.raises(OSError, match=r"(?i)alert|reset|closed|eof|pipe"):
+            answered(identity, holder, url)
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[str, Path, Path]:
+    weights, builds = tmp_path / "weights", tmp_path / "builds"
+    folder = weights / ("a" * 64)
+    artifact(folder, {"sub/model": b"here"})
+    (tmp_path / "key.pem").write_bytes(b"secret")
+    (folder / "link").symlink_to(tmp_path / "key.pem")
+    (folder / "above").symlink_to(tmp_path)
+    os.mkfifo(folder / "pipe")
+    builds.mkdir()
+    return "a" * 64, weights, builds
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "", "/", "sub", "sub/", "../key.pem", "..%2f..%2fkey.pem", "sub/../sub/model", "./sub/model", "sub//model",
+        "%2fetc%2fpasswd", "link", "above/key.pem", "pipe", "sub%2fmodel%00", "sub\\model", "x" * 5000, "%ff", "gone",
+    ],
+)  # fmt: skip
+def test_no_other_file_is_offered(name: str, folders: tuple[str, Path, Path]) -> None:
+    digest, weights, builds = folders
+    assert offered_file(f"/{digest}/{name}", weights, builds) is None
+
+
+def test_only_digests_are_folders(folders: tuple[str, Path, Path]) -> None:
+    digest, weights, builds = folders
+    (weights / "other").mkdir()
+    (weights / "other/model").write_bytes(b"other")
+    for url in ("/other/model", "other/model", "/../key.pem", f"/{digest.upper()}/sub/model", "/", "", "//"):
+        assert offered_file(url, weights, builds) is None, url
+    for name, text in (("sub/model", b"here"), ("sub%2Fmodel", b"here"), ("manifest.json", None)):
+        file = offered_file(f"/{digest}/{name}", weights, builds)
+        assert file is not None
+        with file:
+            assert text in (None, file.read())
+
+
+def test_uploads_and_connections_are_limited(
+    authority: FleetOfTests, folders: tuple[str, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    digest, weights, builds = folders
+    (weights / digest / "large").write_bytes(bytes(64 * 2**20))
+    own, node = (authority.certify(tmp_path / name, IdentityKind.NODE, name) for name in ("n-1", "n-2"))
+    port, url = free_port(), f"/{digest}/large"
+    holder = Holder("n-1", "127.0.0.1", port - ARTIFACTS)
+    monkeypatch.setattr(peers, "UPLOADS_AT_ONCE", 1)
+    with (
+        contextlib.closing(PeerServer("127.0.0.1", port, own, weights, builds)),
+        contextlib.closing(node_connection("n-1", "127.0.0.1", port, node, 10.0)) as slow,
+    ):
+        slow.request("GET", url)
+        answer = slow.getresponse()  # unread, it keeps the upload
+        assert answer.status == 200
+        assert answered(node, holder, url) == 503
+    monkeypatch.setattr(peers, "CONNECTIONS_AT_ONCE", 1)
+    with (
+        contextlib.closing(PeerServer("127.0.0.1", port, own, weights, builds)),
+        socket.create_connection(("127.0.0.1", port)),
+        pytest.raises(OSError, match=r"(?i)reset|closed|eof|pipe"),
+    ):
+        answered(node, holder, url)
+
+
+def test_a_node_without_a_certificate_serves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        PeerServer("127.0.0.1", free_port(), Identity(tmp_path), tmp_path, tmp_path)
