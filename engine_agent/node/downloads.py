@@ -43,8 +43,8 @@ HOLDERS_EVERY_S, HOLDERS_AFTER_ERROR_S = 10.0, 60.0
 MOST_HOLDERS_BYTES = 4096
 PEER_LIMIT_S = 5.0
 """For a connection to another node, and for each answer and chunk of it."""
-PEER_LEAST_BYTES_PER_S = 4_000_000.0
-"""Over `PEER_LIMIT_S`. Control planes and buckets are faster than slower nodes."""
+PEER_LEAST_BYTES_PER_S = 25_000_000.0
+"""Over `PEER_LIMIT_S`: each of four uploads has more on 1 Gbit/s. Files of slower nodes come from elsewhere."""
 MOST_BAD_PEERS = 3
 """Of one artifact; then all the rest comes from the control plane or the bucket."""
 NO_HEADERS: Mapping[str, str] = MappingProxyType({})
