@@ -5,7 +5,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from django.urls import reverse
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 
 PASSWORD = "correct horse"
 FULL_WIDTH = "".join(chr(ord(letter) + 0xFEE0) for letter in "operator")

@@ -26,7 +26,7 @@ from kernel.models import Event
 from tests.fleet import rows
 from tests.ports import free_port
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 
 NONCE = "ab" * 16
 
@@ -63,7 +63,6 @@ def answering(says: str) -> Iterator[int]:
         yield server.getsockname()[1]
 
 
-@pytest.mark.slow
 def test_the_script_is_a_shell_script_with_the_archives_digest(tmp_path: Path) -> None:
     answer = Client().get("/join")
     text = answer.content.decode()
@@ -127,7 +126,6 @@ def test_nothing_is_had_without_an_open_invitation(token: str) -> None:
     ]
 
 
-@pytest.mark.slow
 def test_strangers_do_not_fill_the_timeline_and_who_was_invited_writes_a_few_events(token: str) -> None:
     Invitation.objects.update(left=0)
     unknown = JOINS_REFUSED.labels("unknown")
@@ -179,7 +177,6 @@ def release(path: str, credential: str) -> Any:
     return Client().get(f"/agents/releases/{path}", headers={"Authorization": f"Bearer {credential}"})
 
 
-@pytest.mark.slow
 def test_a_download_that_is_dropped_gives_its_place_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As Django drops a response, unclosed, if the host disconnected while the view ran."""
     packed = agent_archive.AgentArchive("cp311-x86_64", tmp_path / "agent.tar.gz", "5e" * 32)

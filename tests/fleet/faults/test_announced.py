@@ -14,6 +14,8 @@ from fleet.reconcile.planning.states import CellState, NoticeKind
 from tests.fleet.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
 from tests.fleet.world import NAME, World
 
+pytestmark = pytest.mark.slow
+
 HEARD = (
     NoticeView("n", NoticeKind.INTERRUPTION, ago(9)),
     NoticeView("n", NoticeKind.INTERRUPTION, ago(5), NOW + timedelta(seconds=90)),
@@ -100,7 +102,6 @@ NOTICE = st.tuples(
 )
 
 
-@pytest.mark.slow
 @given(
     wanted=st.integers(1, 3),
     nodes_per_cell=st.integers(1, 2),

@@ -30,7 +30,7 @@ from tests.fleet.cloud import Cloud
 from tests.fleet.provision import MANY, Clock, provision
 from tests.fleet.rows import KIND, NOW
 
-pytestmark = pytest.mark.usefixtures("now", "cloud")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("now", "cloud")]
 
 DEADLINE_S = 60.0
 

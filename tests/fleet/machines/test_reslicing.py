@@ -38,7 +38,7 @@ from tests.fleet.machines.test_layouts import PLAIN
 from tests.fleet.provision import Clock
 from tests.fleet.rows import NOW
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 BEFORE = NOW - timedelta(hours=1)
 NAMES = tuple(f"n-0000000{number}" for number in range(8))
 

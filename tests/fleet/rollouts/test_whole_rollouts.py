@@ -14,6 +14,8 @@ from fleet.rollouts.planning.planner import plan_rollout
 from tests.fleet.fleets import NOW
 from tests.fleet.world import NAME, NEW, OLD, Behaviour, World, rolling_out
 
+pytestmark = pytest.mark.slow
+
 QUICK = UpdatePolicy(min_healthy_s=3, canary_bake_s=4, bake_s=4, progress_deadline_s=60)
 SURGE = UpdatePolicy(
     strategy=UpdateStrategy.SURGE, surge=1, min_healthy_s=3, canary_bake_s=4, bake_s=4, progress_deadline_s=60

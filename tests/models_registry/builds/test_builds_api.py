@@ -28,7 +28,7 @@ from tests.engine_agent.engines.builds.packed import facts, small_build
 from tests.fleet import rows
 from tests.models_registry.rows import SIM, draft
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 
 V1 = "/api/v1"
 GENERIC: dict[str, Any] = {

@@ -32,7 +32,7 @@ from tests.engine_agent.node.test_compile_caches import KEY, Caches, compile_int
 from tests.fleet import rows
 from tests.models_registry.builds.test_builds_api import content_of
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 
 CONTENT = b"archive"
 OTHER_KEY = hashlib.sha256(b"other").hexdigest()
@@ -273,7 +273,6 @@ def keys(bucket: Any) -> list[str]:
     return [item["Key"] for item in bucket.list_objects_v2(Bucket=BUCKET).get("Contents", ())]
 
 
-@pytest.mark.slow
 def test_in_a_bucket_they_are_stored_fetched_and_deleted_alike(
     tmp_path: Path, bucket: Any, monkeypatch: pytest.MonkeyPatch, django_capture_on_commit_callbacks: Any
 ) -> None:
@@ -318,7 +317,6 @@ def test_a_bucket_that_refuses_or_does_not_answer_is_named(
     assert CompileCache.objects.count() == 1
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:StreamingHttpResponse must consume")  # web itself is ASGI
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.parametrize("where", ["folder", pytest.param("bucket", marks=pytest.mark.long)])

@@ -37,7 +37,7 @@ from tests.fleet.rows import NOW
 from tests.models_registry.imports.hub import COMMIT, CONFIG, FILES, TOKEN, LocalHub, listed, local_hub
 from tests.models_registry.imports.jobs import configured_hub, run, start
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.slow, pytest.mark.django_db]
 WANTED = {"config.json", "tokenizer.json", "model.safetensors"}
 
 
@@ -336,7 +336,6 @@ def test_another_artifact_in_its_place_is_never_overwritten(server: LocalHub) ->
         verify_folder(folder(row))
 
 
-@pytest.mark.slow
 def test_a_bucket_holds_the_artifact_and_no_disk_does(
     server: LocalHub, tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

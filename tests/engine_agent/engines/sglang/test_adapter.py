@@ -24,6 +24,8 @@ from lab.versions import P5, spec
 from models_registry.versions.planning.engine_arguments import render_engine_plan
 from tests.engine_agent.engines.contexts import PORT_BASE, context, peer
 
+pytestmark = pytest.mark.slow
+
 HERE = Path(__file__).parent
 PYTHON = "/cache/engines/sglang/bin/python"
 NODES = [replace(context(sglang=PYTHON), host=f"10.0.0.{rank + 1}") for rank in range(3)]

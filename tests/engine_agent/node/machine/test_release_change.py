@@ -12,7 +12,7 @@ from engine_agent.protocol.machine_messages import Release, ReleaseOrder
 from tests.controlplane.embedded.processes import eventually_async
 from tests.engine_agent.node.machine.made_releases import NEW, OLD, Server, archive, files, order, put
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.slow, pytest.mark.asyncio]
 LOOK_EVERY_S = 0.02
 
 

@@ -18,6 +18,8 @@ from engine_agent.node.machine.releases import ReleaseTrouble, confirm, install,
 from engine_agent.protocol.machine_messages import Release, ReleaseOrder, release_in
 from tests.engine_agent.node.machine.made_releases import NEW, OLD, Server, archive, files, order, put
 
+pytestmark = pytest.mark.slow
+
 
 def fetched(paths: HostPaths, server: Server, wanted: ReleaseOrder, given_up: threading.Event | None = None) -> Path:
     return install(paths, wanted, ("http://127.0.0.1:9", server.url), "secret", given_up or threading.Event())
