@@ -6,7 +6,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from functools import cache
+from functools import cache, lru_cache
+from time import monotonic
 from typing import Any
 
 from django.db import connection
@@ -61,6 +62,8 @@ ORDER BY node.id
 
 HOLDERS_READ = 64
 """Of those that hold an artifact in a region; more only cost time."""
+HOLDERS_KEPT_S = 3.0
+"""All nodes of a region may fetch the same artifact at the same time."""
 
 log = logging.getLogger(__name__)
 
@@ -247,20 +250,25 @@ def _log_request(node: Node) -> LogRequest | None:
 
 
 def holders_of(hex_digest: str, node_id: str) -> tuple[Holder, ...]:
-    """The nodes from which this one should fetch weights or a build, by the latest reports. Two queries."""
+    """The nodes from which this one should fetch weights or a build, by reports of the last seconds."""
     own = Node.objects.filter(id=node_id).only("region_id", "address").first()
     if own is None:
         return ()
-    digest = f"{DIGEST_PREFIX}{hex_digest}"
+    views = _holder_views(own.region_id, f"{DIGEST_PREFIX}{hex_digest}", int(monotonic() // HOLDERS_KEPT_S))
+    return plan_holders(node_id, own.region_id, own.address, views)
+
+
+@lru_cache(maxsize=64)
+def _holder_views(region: str, digest: str, _moment: int) -> tuple[HolderView, ...]:
+    """One query for all nodes that ask in these seconds: it reads the reports of a region."""
     weights = Q(telemetry__contains={"prefetched": {"artifacts": [{"digest": digest, "is_offered": True}]}})
     rows = NodeReport.objects.filter(
         weights | Q(telemetry__contains={"builds": [{"digest": digest}]}),
         connected=True,
-        node__region=own.region_id,
+        node__region=region,
         node__state=NodeState.READY.value,
     )
-    found = rows.select_related("node__member__cell")[:HOLDERS_READ]
-    return plan_holders(node_id, own.region_id, own.address, [_holder_view(row, digest) for row in found])
+    return tuple(_holder_view(row, digest) for row in rows.select_related("node__member__cell")[:HOLDERS_READ])
 
 
 def _holder_view(row: NodeReport, digest: str) -> HolderView:

@@ -126,15 +126,15 @@ async def test_nodes_that_fetch_at_the_same_time_give_each_other_what_has_arrive
 async def test_a_build_comes_from_a_node_that_unpacked_it(fleet: Fleet, tmp_path: Path) -> None:
     fleet.plane.builds = small_build(tmp_path / "small")
     build = ordered(fleet.plane.builds)
-    for name in ("n-1", "n-2"):
-        node = fleet.node(name)
+    first, second = fleet.node("n-1"), fleet.node("n-2")
+    for node in (first, second):
         await node.fetch_ahead(Prefetch((build,)))
-        [report] = node.builds.report()
-        fleet.serve(name)
+        fleet.serve(node.home.name)
         held = node.builds.obtain(build)
         assert held is not None
         os.close(held.lock)
-    sent = sum(path.stat().st_size for path in parts_folder(entry_of(build.digest, node.home / "builds")).iterdir())
+    [report] = second.builds.report()
+    sent = sum(path.stat().st_size for path in parts_folder(entry_of(build.digest, second.home / "builds")).iterdir())
     assert report.peer_bytes == sent - (fleet.plane.builds / "manifest.json").stat().st_size
 
 
@@ -146,14 +146,14 @@ async def test_what_nodes_hold_does_not_come_from_the_bucket(
     with s3_server() as url:
         client = empty_bucket(url, monkeypatch)
         stored = upload(client, tmp_path / "source", FILES)
-        for name in ("n-1", "n-2"):
-            node = fleet.node(name)
+        first, second = fleet.node("n-1"), fleet.node("n-2")
+        for node in (first, second):
             await node.fetch_ahead(Prefetch((), (stored,)))
             assert content(entry_of(stored.digest, node.home / "weights").folder) == FILES
-            fleet.serve(name)
-            first = next(iter(FILES))
-            client.put_object(Bucket=BUCKET, Key=f"llama/3/{first}", Body=bytes(len(FILES[first])))
-        [report] = node.weights.report()
+            fleet.serve(node.home.name)
+            name = next(iter(FILES))
+            client.put_object(Bucket=BUCKET, Key=f"llama/3/{name}", Body=bytes(len(FILES[name])))
+        [report] = second.weights.report()
         assert report.peer_bytes == SIZE
         third = fleet.node("n-3")
         fleet.plane.holders.clear()
