@@ -279,6 +279,10 @@ class Downloads:
 
     # --- from other nodes ---------------------------------------------------------------------------------------------
 
+    def is_held(self, fetch: Fetch) -> bool:
+        """Whether there are other nodes to get it from."""
+        return bool(self._holders(fetch))
+
     def files_of_peers(self, fetch: Fetch, folder: Path, wanted: Mapping[str, str], sizes: Mapping[str, int]) -> None:
         """Adds those files of an artifact that other nodes hold; the caller fetches all others."""
         for name in self._in_own_order(wanted):

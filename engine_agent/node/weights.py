@@ -1,12 +1,13 @@
 """Weights of one node. The agent fetches those that are in a folder of the control plane's hosts, unless the node has
-the same folder, and in advance also those in S3, which otherwise the engine's launcher fetches. Engines read the
-agent's folder and cannot change it."""
+the same folder, and those in S3 in advance or if other nodes hold them; else the engine's launcher fetches those.
+Engines read the agent's folder and cannot change it."""
 
 import contextlib
 import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Annotated
 
 import msgspec
@@ -37,6 +38,8 @@ from engine_agent.protocol.manifest import (
 )
 from engine_agent.protocol.messages import NODE_ARTIFACTS_MAX, Artifact, EnginePlan, NodeArtifact, PlanAdapter
 
+TRY_PEERS_EVERY_S = 60.0
+"""A start has several passes."""
 SIZES_NAME = "sizes.json"
 """Of the answer with the size of each file, while the files arrive."""
 
@@ -50,12 +53,13 @@ class NodeWeights:
         self._downloads = downloads
         self._sizes: dict[Path, int] = {}
         self._coming: set[str] = set()
+        self._tried_at_s: dict[str, float] = {}
 
     def obtain(self, plan: EnginePlan, kept: list[int], locks: contextlib.ExitStack) -> Mapping[str, Path] | None:
         """Returns the folders of the plan's weights that are in the agent's folder, by digest. The descriptors in
-        `kept` keep them until `locks` closes. Starts to fetch those that the engine can get from nowhere else, and then
-        returns None. Raises EngineUnavailable if a URI or digest is malformed, or a fetch failed; the next call tries
-        again."""
+        `kept` keep them until `locks` closes. Starts to fetch those that the engine can get from nowhere else or from
+        other nodes, and then returns None. Raises EngineUnavailable if a URI or digest is malformed, or a fetch failed;
+        the next call tries again."""
         folders, missing = {}, []
         for artifact in dict.fromkeys(plan.artifacts):
             if self._is_on_node(artifact):
@@ -64,14 +68,22 @@ class NodeWeights:
                 locks.callback(os.close, lock)
                 kept.append(lock)
                 folders[artifact.digest] = self._entry(artifact).folder
-            elif not is_fetched(artifact):
+            elif not is_fetched(artifact) or self._may_be_held(artifact):
                 missing.append(artifact)
-        for artifact in missing:
+        for artifact in missing[:]:
             try:
-                self.begin(artifact)
+                self.begin(artifact, if_held=is_fetched(artifact))
             except CannotFetch as error:
-                raise EngineUnavailable(str(error)) from None
+                if not is_fetched(artifact):
+                    raise EngineUnavailable(str(error)) from None
+                missing.remove(artifact)
         return None if missing else folders
+
+    def _may_be_held(self, artifact: Artifact) -> bool:
+        """Whether to ask for nodes with weights in S3 before the engine's launcher fetches them."""
+        tried_at_s = self._tried_at_s.get(artifact.digest, -TRY_PEERS_EVERY_S)
+        is_due = monotonic() - tried_at_s >= TRY_PEERS_EVERY_S
+        return is_due and not self._entry(artifact, self._fetched).is_complete
 
     def has(self, artifact: Artifact) -> bool:
         """Whether an engine of this node can load it now, or its launcher has fetched it. Raises EngineUnavailable as
@@ -88,11 +100,11 @@ class NodeWeights:
         except OSError as error:
             raise EngineUnavailable(f"{_name(artifact)} cannot be read: {error}") from error
 
-    def begin(self, artifact: Artifact) -> None:
+    def begin(self, artifact: Artifact, *, if_held: bool = False) -> None:
         """Starts to fetch weights into the agent's folder unless they are on their way. Raises CannotFetch if the last
-        fetch of them failed."""
+        fetch of them failed. `if_held`: only if other nodes hold them."""
         self._coming.add(artifact.digest)
-        fill = partial(self._acquire, artifact, self._entry(artifact))
+        fill = partial(self._acquire, artifact, self._entry(artifact), if_held)
         self._downloads.begin(artifact.digest, _name(artifact), fill)
 
     def report(self) -> tuple[NodeArtifact, ...]:
@@ -124,7 +136,14 @@ class NodeWeights:
         except ValueError as error:
             raise EngineUnavailable(f"{_name(artifact)} cannot be fetched: {error}") from error
 
-    def _acquire(self, artifact: Artifact, entry: Entry, fetch: Fetch) -> None:
+    def _acquire(self, artifact: Artifact, entry: Entry, if_held: bool, fetch: Fetch) -> None:
+        try:
+            if not if_held or self._downloads.is_held(fetch):
+                self._fill(artifact, entry, fetch)
+        finally:
+            self._tried_at_s[artifact.digest] = monotonic()
+
+    def _fill(self, artifact: Artifact, entry: Entry, fetch: Fetch) -> None:
         limit = size_limit(os.environ.get(LIMIT_VARIABLE, ""))
 
         def fill() -> None:

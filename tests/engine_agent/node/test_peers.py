@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 from msgspec import structs
 
+from engine_agent.engines import s3_artifact
 from engine_agent.engines.artifacts import entry_of
 from engine_agent.engines.builds.store import parts_folder
 from engine_agent.node import downloads, peers
@@ -159,6 +160,26 @@ async def test_what_nodes_hold_does_not_come_from_the_bucket(
         fleet.plane.holders.clear()
         await third.fetch_ahead(Prefetch((), (stored,)))
         assert "upload the artifact again" in third.ahead.report().troubles[stored.digest]
+
+
+@pytest.mark.long
+@pytest.mark.asyncio
+async def test_a_start_takes_weights_in_s3_from_nodes_that_hold_them_or_leaves_them_to_its_launcher(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with s3_server() as url:
+        stored = upload(empty_bucket(url, monkeypatch), tmp_path / "source", FILES)
+        first, second = fleet.node("n-1"), fleet.node("n-2")
+        assert await first.obtain(plan(stored)) == {}
+        assert not (first.home / "weights").exists()
+        await first.fetch_ahead(Prefetch((), (stored,)))
+        fleet.serve("n-1")
+        assert content((await second.obtain(plan(stored)))[stored.digest]) == FILES
+        assert second.downloads.peer_bytes(stored.digest) == SIZE
+    third = fleet.node("n-3")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    monkeypatch.setattr(s3_artifact, "ATTEMPTS", 1)
+    assert await third.obtain(plan(stored)) == {}
 
 
 class BadPeer:
