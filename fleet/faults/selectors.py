@@ -27,6 +27,7 @@ from fleet.faults.planning.views import (
     StepWindow,
 )
 from fleet.load.planner import FRESH_FOR_S, MAX_COUNT
+from fleet.machines.selectors import nodes_sharing_devices
 from fleet.nodes.models import NodeReport
 from fleet.reconcile.planning.settings import FaultSettings
 from fleet.reconcile.planning.states import CellState, IncidentState
@@ -46,8 +47,9 @@ def faults_view(*, now: datetime, windows: Mapping[str, tuple[StepWindow, ...]],
     recent, repaired = (
         now - timedelta(seconds=seconds) for seconds in (settings.common_cause_window_s, settings.repairs_window_s)
     )
+    signals = written.get_lasting("signals", ["fleet_signal"], lambda: tuple(_signals(recent)))
     return FaultsView(
-        signals=written.get_lasting("signals", ["fleet_signal"], lambda: tuple(_signals(recent))),
+        signals=signals,
         incidents=written.get("incidents", ["fleet_incident"], lambda: tuple(_incidents())),
         replacements=written.get("replacements", ["fleet_replacement", "fleet_node"], lambda: tuple(_replacements())),
         repairs=written.get_lasting("repairs", ["fleet_repair", "fleet_incident"], lambda: _repairs(repaired)),
@@ -56,6 +58,7 @@ def faults_view(*, now: datetime, windows: Mapping[str, tuple[StepWindow, ...]],
         windows=windows,
         muted=written.get_lasting("muted", ["fleet_incident"], lambda: _muted(now)),
         attempts=_with_checks(written.get_lasting("attempts", ["fleet_repair"], lambda: _attempts(repaired))),
+        sharing=nodes_sharing_devices() if any(one.device and not one.settled for one in signals) else {},
     )
 
 

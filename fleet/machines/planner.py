@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from engine_agent.protocol.machine_messages import MachineFacts, NodeResources
+from engine_agent.protocol.machine_messages import INSTANCES_FROM, MachineFacts, NodeResources, gpu_index
 from fleet.clouds.planning.call_budget import TOPOLOGY_CALL_EVERY_S
 from fleet.reconcile.planning.states import NoticeSource
 from kernel.ages import age_text
@@ -102,6 +102,12 @@ def device_keys(owns: NodeResources, evidence: Mapping[str, Any]) -> tuple[str, 
 
 def _named(owns: NodeResources) -> Iterable[tuple[int, str]]:
     return zip(owns.devices, owns.uuids or ("",) * len(owns.devices), strict=True)
+
+
+def devices_used(owns: NodeResources) -> tuple[str, ...]:
+    """Returns the names by which faults concern a node's devices. A fault of a GPU concerns its MIG instances."""
+    names = [uuid or f"{owns.kind} {index}" for index, uuid in _named(owns)]
+    return (*names, *(f"{owns.kind} {gpu_index(index)}" for index in owns.devices if index >= INSTANCES_FROM))
 
 
 def why_set_aside(owns: NodeResources, broken: Mapping[str, str]) -> str:

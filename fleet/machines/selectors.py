@@ -9,7 +9,7 @@ import msgspec
 from django.db.models import CharField, Exists, OuterRef, Prefetch, Q, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce, NullIf
 
-from engine_agent.protocol.machine_messages import MachineFacts, MachineOrder, ReleaseOrder, RunAgent
+from engine_agent.protocol.machine_messages import INSTANCES_FROM, MachineFacts, MachineOrder, ReleaseOrder, RunAgent
 from engine_agent.protocol.states import AgentKind
 from fleet.cells.models import CellMember
 from fleet.clouds.models import CloudNotice
@@ -19,6 +19,7 @@ from fleet.machines.planner import (
     POOLED,
     WHOLE,
     PooledMachine,
+    devices_used,
     machine_notices,
     silent_for_s,
     why_set_aside,
@@ -176,6 +177,18 @@ def _machine_view(row: Machine, wanted: tuple[InstanceShape, ...]) -> MachineVie
         layout_since=row.layout_at or row.created_at,
         coming=tuple(row.next_types) if row.layout_changes else None,
     )
+
+
+def nodes_sharing_devices() -> dict[tuple[str, str], tuple[str, ...]]:
+    """(machine, device as a fault names it) -> the nodes that use it, for devices that several nodes use. One query."""
+    parts = MachineSlot.objects.exclude(runs="").order_by("machine_id", "number")
+    parts = parts.filter(Q(owns__share__lt=1) | Q(owns__devices__0__gte=INSTANCES_FROM))
+    users: dict[tuple[str, str], tuple[str, ...]] = {}
+    for slot in parts:
+        for device in devices_used(slot.resources()):
+            key = (slot.machine_id, device)
+            users[key] = (*users.get(key, ()), slot.runs)
+    return {key: nodes for key, nodes in users.items() if len(nodes) > 1}
 
 
 def machine_orders(sent: Mapping[str, int]) -> dict[str, MachineOrder]:

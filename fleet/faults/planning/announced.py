@@ -162,19 +162,21 @@ class Notices:
 
     @cached_property
     def troubled_zones(self) -> Mapping[Zone, tuple[str, ...]]:
-        """Zones with so many impaired machines that the zone itself is at fault, with those nodes."""
+        """Zones with so many impaired machines that the zone itself is at fault, with those nodes. Nodes of one machine
+        count once."""
         impaired: dict[Zone, list[str]] = {}
         for node, notices in self.by_node.items():
             zone = self.zone_of(node)
             if zone[1] and any(notice.kind is NoticeKind.IMPAIRED for notice in notices):
                 impaired.setdefault(zone, []).append(node)
         chosen = self.settings.notices
-        many = {zone: nodes for zone, nodes in impaired.items() if len(nodes) >= chosen.zone_nodes}
-        sizes = dict.fromkeys(many, 0)
-        for node in self.fleet.nodes if many else ():
-            if (zone := self.zone_of(node)) in sizes:
-                sizes[zone] += 1
-        return {zone: tuple(nodes) for zone, nodes in many.items() if len(nodes) > chosen.zone_share * sizes[zone]}
+        count = {zone: len({self.fleet.nodes[node].machine for node in nodes}) for zone, nodes in impaired.items()}
+        sizes: dict[Zone, set[str]] = {zone: set() for zone, machines in count.items() if machines >= chosen.zone_nodes}
+        for name, view in self.fleet.nodes.items() if sizes else ():
+            if (zone := self.zone_of(name)) in sizes:
+                sizes[zone].add(view.machine)
+        troubled = (zone for zone, there in sizes.items() if count[zone] > chosen.zone_share * len(there))
+        return {zone: tuple(impaired[zone]) for zone in troubled}
 
     def zone_of(self, node: str) -> Zone:
         view = self.fleet.nodes[node]

@@ -177,6 +177,10 @@ def verdict_of(
     return None
 
 
+def _named(nodes: Collection[str]) -> str:
+    return ", ".join(sorted(nodes)[:3])
+
+
 def why_impossible(
     *,
     device_count: int,
@@ -185,12 +189,11 @@ def why_impossible(
     scope: FaultScope,
     has_power_control: bool,
     others: Collection[str],
+    sharing: Collection[str] = (),
 ) -> dict[Rung, str]:
     """Rung -> why it cannot be tried on a node. `devices`: those that the evidence names. `others`: nodes of the same
-    machine that are in use."""
-    serve = (
-        f"{', '.join(sorted(others)[:3])} of its machine {'are' if len(others) > 1 else 'is'} in use" if others else ""
-    )
+    machine that are in use; `sharing`: nodes with the same broken device, or machine, that are in use."""
+    serve = f"{_named(others)} of its machine {'are' if len(others) > 1 else 'is'} in use" if others else ""
     found: dict[Rung, str] = {RESTART: "a restart of the engine does not cure broken hardware"}
     if scope is FaultScope.MACHINE:
         found[RESET] = "the fault is not of a device"
@@ -200,6 +203,8 @@ def why_impossible(
         found[RESET] = "its device is a MIG instance, and a reset would end the other instances of its GPU"
     elif serve and any(device.startswith("neuron") for device in devices):
         found[RESET] = f"Neuron devices are reset together by reloading their driver, and {serve}"
+    elif sharing:
+        found[RESET] = f"{_named(sharing)} {'use' if len(sharing) > 1 else 'uses'} the same device"
     elif not is_connected:
         found[RESET] = "its agent is not connected"
     if not has_power_control:

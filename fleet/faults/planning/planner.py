@@ -15,7 +15,15 @@ from fleet.faults.planning.liveness import CONDEMNED, Guards, are_all_silent, lo
 from fleet.faults.planning.repairs import ladder_of, plan_repairs
 from fleet.faults.planning.slow import find_slow
 from fleet.faults.planning.suspicions import CommonCause, Suspicion, find_common_causes, find_suspicions
-from fleet.faults.planning.views import NEEDS_OPERATOR, IncidentKind, IncidentView, ReplacementView, Rule, RuleMode
+from fleet.faults.planning.views import (
+    NEEDS_OPERATOR,
+    IncidentKind,
+    IncidentView,
+    NoticeView,
+    ReplacementView,
+    Rule,
+    RuleMode,
+)
 from fleet.reconcile.planning.decisions import (
     ChangeRollout,
     CloseIncident,
@@ -148,6 +156,10 @@ def _machine_or_node(nodes: tuple[NodeView, ...]) -> tuple[str, str]:
     return nodes[0].machine, f"machine {nodes[0].machine} with {len(nodes)} nodes"
 
 
+def _sentence(name: str) -> str:
+    return f"{name[0].upper()}{name[1:]}"
+
+
 def _machine_columns(work: _Pass, nodes: tuple[NodeView, ...]) -> dict[str, Any]:
     return _node_columns(work, nodes[0]) if len(nodes) == 1 else {"region": nodes[0].region}
 
@@ -158,9 +170,7 @@ def _report_held_back(work: _Pass, nodes: tuple[NodeView, ...], verdict: str, wh
         return
     shadow = mode is RuleMode.SHADOW
     subject, name = _machine_or_node(nodes)
-    summary = (
-        f"Would have declared {name} lost: {verdict}" if shadow else f"{name[0].upper()}{name[1:]} {verdict}; {why_not}"
-    )
+    summary = f"Would have declared {name} lost: {verdict}" if shadow else f"{_sentence(name)} {verdict}; {why_not}"
     evidence = {"held_back": why_not, **_nodes_evidence(nodes)}
     where = _machine_columns(work, nodes)
     _report_incident(work, IncidentKind.WITNESSED, subject, summary, evidence, **where, shadow=shadow)
@@ -173,7 +183,7 @@ def _nodes_evidence(nodes: tuple[NodeView, ...]) -> dict[str, Any]:
 def _report_unreachable(work: _Pass, nodes: tuple[NodeView, ...], silence_s: float) -> None:
     subject, name = _machine_or_node(nodes)
     summary = (
-        f"{name[0].upper()}{name[1:]}: no report for {age_text(silence_s)}, and no evidence that its machine is dead. "
+        f"{_sentence(name)}: no report for {age_text(silence_s)}, and no evidence that its machine is dead. "
         "Its agent cannot reach the control plane, or has lost its credential: replace the node, or read its agent.log"
     )
     first = nodes[0]
@@ -196,20 +206,28 @@ def _report_notices(work: _Pass) -> None:
         )
     is_shadow = work.fleet.faults.mode(Rule.NOTICE) is RuleMode.SHADOW
     after_s = work.settings.notices.impaired_after_s
-    for name, mine in (notices.in_any_mode if is_shadow else notices.by_node).items():
-        node = work.fleet.nodes[name]
+    told: dict[NoticeKind, list[tuple[NodeView, NoticeView]]] = defaultdict(list)
+    for node, mine in (notices.in_any_mode if is_shadow else notices.by_node).items():
         for notice in mine:
-            evidence = {"kind": str(notice.kind), "at": notice.at.isoformat(), "text": notice.text}
-            if notice.kind is NoticeKind.IMPAIRED and (work.now - notice.at).total_seconds() >= after_s:
-                summary = (
-                    f"Node {name}: its provider reports since {notice.at:%H:%M} UTC that it is impaired: {notice.text}"
-                )
-            elif is_shadow and notice.kind is not NoticeKind.IMPAIRED:
-                summary = f"Would have replaced node {name}: {notice.kind}, {notice.text}"
-            else:
-                continue
+            lasts_s = (work.now - notice.at).total_seconds()
+            if lasts_s >= after_s if notice.kind is NoticeKind.IMPAIRED else is_shadow:
+                told[notice.kind].append((work.fleet.nodes[node], notice))
+    for kind, found in told.items():
+        for concerned, notice in _by_machine(found):
+            subject, name = _machine_or_node(concerned)
+            evidence = {"kind": str(kind), "at": notice.at.isoformat(), "text": notice.text}
+            summary = f"Would have replaced {name}: {kind}, {notice.text}"
+            if kind is NoticeKind.IMPAIRED:
+                since = f"{notice.at:%H:%M} UTC"
+                summary = f"{_sentence(name)}: its provider reports since {since} that it is impaired: {notice.text}"
             _report_incident(
-                work, IncidentKind.CLOUD_NOTICE, name, summary, evidence, **_node_columns(work, node), shadow=is_shadow
+                work,
+                IncidentKind.CLOUD_NOTICE,
+                subject,
+                summary,
+                {**evidence, **_nodes_evidence(concerned)},
+                **_machine_columns(work, concerned),
+                shadow=is_shadow,
             )
 
 
@@ -367,10 +385,9 @@ def _why_over(work: _Pass, replacement: ReplacementView, still_in: CellView | No
 
 
 def _summary(suspicion: Suspicion, is_shadow: bool) -> str:
-    noun = "Node" if suspicion.node else "Machine" if suspicion.nodes else "Cell"
     if is_shadow:
-        return f"Would have replaced {noun.lower()} {suspicion.subject}: {suspicion.reason}"
-    return f"{noun} {suspicion.subject}: {suspicion.reason}"
+        return f"Would have replaced {suspicion.noun} {suspicion.subject}: {suspicion.reason}"
+    return f"{suspicion.noun.capitalize()} {suspicion.subject}: {suspicion.reason}"
 
 
 def _node_columns(work: _Pass, node: NodeView) -> dict[str, Any]:
@@ -379,7 +396,7 @@ def _node_columns(work: _Pass, node: NodeView) -> dict[str, Any]:
 
 
 def _shared_columns(suspicion: Suspicion) -> dict[str, Any]:
-    """Of a machine with several nodes, or of a cell."""
+    """Of several nodes, or of a cell."""
     return {"region": suspicion.nodes[0].region} if suspicion.nodes else _cell_columns(suspicion.cell)
 
 

@@ -1,8 +1,11 @@
 """Decides about nodes that are out of use for a fault: which rung of the ladder (`ladder`) each tries next, when an
 attempt is over, and whether the node returns to service. Other nodes have taken their places by then, so a repair costs
-no availability. A node whose ladder ends with its replacement is retired by `fleet.placement.planning.supply`."""
+no availability. A node whose ladder ends with its replacement is retired by `fleet.placement.planning.supply`.
 
-from collections.abc import Iterator
+Nodes with the same broken machine or device are repaired together: one of them climbs the ladder, and the result counts
+for all."""
+
+from collections.abc import Collection, Iterator
 from datetime import datetime
 
 from engine_agent.protocol.signatures import FaultScope
@@ -22,10 +25,15 @@ def plan_repairs(fleet: FleetView, settings: FaultSettings, now: datetime) -> It
         ladder = _ladder_to_climb(fleet, node, settings, now)
         if ladder is None:
             continue
+        with_it = _repaired_with(fleet, node, settings)
+        together = [one for one in with_it if _may_climb(fleet, one)]
         if ladder.running is not None:
-            yield from _follow(fleet, node, ladder, ladder.running, settings, now)
-        elif ladder.next in REPAIRING and ladder.next is not None:
-            yield TryRepair(node.id, ladder.next, ladder.reason, ladder.devices)
+            if ladder.running.node == node.id:
+                yield from _follow(fleet, node, together, ladder, ladder.running, settings, now)
+        elif ladder.next is not None and ladder.next in REPAIRING:
+            waits = node.id != together[0].id or any(fleet.cell_of(one.id) for one in with_it)
+            if not waits:
+                yield TryRepair(node.id, ladder.next, ladder.reason, ladder.devices)
 
 
 def is_under_repair(fleet: FleetView, node: NodeView, settings: FaultSettings, now: datetime) -> bool:
@@ -35,9 +43,10 @@ def is_under_repair(fleet: FleetView, node: NodeView, settings: FaultSettings, n
 
 
 def ladder_of(fleet: FleetView, node: NodeView, settings: FaultSettings, now: datetime) -> Ladder | None:
-    """The ladder of a node if it or its machine has hard signals, in use or not; else None."""
+    """The ladder of a node if it, its machine or one of its devices has hard signals, in use or not; else None."""
     signals = _signals_about(fleet, node, settings)
-    attempts = fleet.faults.attempts.get(node.id, ())
+    together = _repaired_with(fleet, node, settings)
+    attempts = sorted((one for other in together for one in _attempts_of(fleet, other)), key=lambda one: one.at)
     if not signals and not any(attempt.ended_at is None for attempt in attempts):
         return None
     scope = FaultScope.MACHINE if any(s.scope is FaultScope.MACHINE for s in signals) else FaultScope.DEVICE
@@ -49,18 +58,43 @@ def ladder_of(fleet: FleetView, node: NodeView, settings: FaultSettings, now: da
         scope=scope,
         has_power_control=fleet.regions[node.region].limits.has_power_control,
         others=others,
+        sharing=[one.id for one in together if one.id != node.id and one.state not in DEAD],
     )
     return plan_ladder(signals, impossible, attempts, settings, now)
 
 
 def _ladder_to_climb(fleet: FleetView, node: NodeView, settings: FaultSettings, now: datetime) -> Ladder | None:
-    if node.state is not NodeState.FAULTY or node.ordered is ProviderAction.TERMINATE:
-        return None
-    if fleet.cell_of(node.id) is not None or fleet.faults.is_held(node.id, NEEDS_OPERATOR):
-        return None
-    if any(one.node == node.id and one.rule in NOT_REPAIRED for one in fleet.faults.replacements):
-        return None
-    return ladder_of(fleet, node, settings, now)
+    return ladder_of(fleet, node, settings, now) if _may_climb(fleet, node) else None
+
+
+def _is_out_of_use(node: NodeView) -> bool:
+    return node.state is NodeState.FAULTY and node.ordered is not ProviderAction.TERMINATE
+
+
+def _may_climb(fleet: FleetView, node: NodeView) -> bool:
+    is_free = fleet.cell_of(node.id) is None and not fleet.faults.is_held(node.id, NEEDS_OPERATOR)
+    goes = any(one.node == node.id and one.rule in NOT_REPAIRED for one in fleet.faults.replacements)
+    return _is_out_of_use(node) and is_free and not goes
+
+
+def _attempts_of(fleet: FleetView, node: NodeView) -> tuple[Attempt, ...]:
+    """Without an attempt that nobody will end, because its node is retired or returned."""
+    found = fleet.faults.attempts.get(node.id, ())
+    return found if _is_out_of_use(node) else tuple(one for one in found if one.ended_at is not None)
+
+
+def _users_of(fleet: FleetView, signal: SignalView, machine: str) -> frozenset[str]:
+    """The nodes of a machine that a signal of one of them concerns."""
+    if signal.scope is FaultScope.MACHINE:
+        return frozenset(node.id for node in fleet.nodes_of(machine))
+    return frozenset({signal.node, *fleet.faults.sharing.get((machine, signal.device), ())})
+
+
+def _repaired_with(fleet: FleetView, node: NodeView, settings: FaultSettings) -> tuple[NodeView, ...]:
+    """The nodes that have a broken machine or device in common with a node, and itself."""
+    about = _signals_about(fleet, node, settings)
+    names = frozenset({node.id}).union(*(_users_of(fleet, signal, node.machine) for signal in about))
+    return tuple(fleet.nodes[name] for name in sorted(names) if name in fleet.nodes)
 
 
 def _signals_about(fleet: FleetView, node: NodeView, settings: FaultSettings) -> tuple[SignalView, ...]:
@@ -69,26 +103,34 @@ def _signals_about(fleet: FleetView, node: NodeView, settings: FaultSettings) ->
         if signal.settled or not is_grave(signal, settings):
             continue
         seen_by = fleet.nodes.get(signal.node)
-        is_of_machine = signal.scope is FaultScope.MACHINE and seen_by is not None and seen_by.machine == node.machine
-        if signal.node == node.id or is_of_machine:
+        is_here = seen_by is not None and seen_by.machine == node.machine
+        if signal.node == node.id or (is_here and node.id in _users_of(fleet, signal, node.machine)):
             found.append(signal)
     return tuple(found)
 
 
 def _follow(
-    fleet: FleetView, node: NodeView, ladder: Ladder, attempt: Attempt, settings: FaultSettings, now: datetime
+    fleet: FleetView,
+    node: NodeView,
+    together: Collection[NodeView],
+    ladder: Ladder,
+    attempt: Attempt,
+    settings: FaultSettings,
+    now: datetime,
 ) -> Iterator[Decision]:
     back_at = node.report.connection_changed_at
     is_back = node.report.connected and node.ordered is None and back_at is not None and back_at > attempt.at
     if attempt.rung is Rung.REBOOT and not attempt.request and is_back:
         yield CheckRepair(attempt.id, node.id)
         return
+    names = {one.id for one in together}
     again = [
         signal.summary
         for signal in fleet.faults.signals
-        if signal.node == node.id and attempt.rung is Rung.REBOOT and back_at is not None and signal.last_at > back_at
+        if signal.node in names and attempt.rung is Rung.REBOOT and back_at is not None and signal.last_at > back_at
     ]
     verdict = verdict_of(attempt, again, settings, now)
     if verdict is not None:
         steps = tuple(step.as_evidence() for step in ladder.steps)
-        yield EndRepair(attempt.id, node.id, attempt.rung, *verdict, ladder=steps)
+        others = tuple(sorted(names - {node.id}))
+        yield EndRepair(attempt.id, node.id, attempt.rung, *verdict, ladder=steps, others=others)

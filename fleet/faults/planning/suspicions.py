@@ -2,9 +2,9 @@
 repairs, slow nodes, and faults with a common cause. It never blames a single machine for a fault that more than a third
 of a cohort shares: then a version, a driver or a switch is at fault. `planner` decides what follows.
 
-Faults of a device concern only its node; the other nodes of its machine continue. Faults of a machine with several
-nodes (its memory, its network, a device that its driver cannot name, or the same fault on most of its nodes) are one
-suspicion of the machine and concern all of its nodes."""
+Faults of a device concern only the nodes that use it, and are one suspicion; the other nodes of its machine continue.
+Faults of a machine with several nodes (its memory, its network, a device that its driver cannot name, or the same fault
+on most of its nodes) are one suspicion of the machine and concern all of its nodes."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -128,7 +128,7 @@ ACCUSABLE = frozenset({NodeState.READY, NodeState.SUSPECT, NodeState.FAULTY})
 class Suspicion:
     """A reason for an incident about a node, a machine or a cell. Nothing is replaced if `rule` is None. `is_urgent`:
     the cell must stop serving now; otherwise it is drained first. `faults`, `cohort`: the common cause that it may be
-    part of. `nodes`: all nodes that it concerns; `node` is None if it is about a machine with several."""
+    part of. `nodes`: all nodes that it concerns; `node` is None if it is about a machine, or a device, of several."""
 
     kind: IncidentKind
     subject: str
@@ -141,6 +141,12 @@ class Suspicion:
     faults: frozenset[str] = frozenset()
     cohort: str = ""
     evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def noun(self) -> str:
+        if self.node is not None:
+            return "node"
+        return "cell" if not self.nodes else "device" if "device" in self.evidence else "machine"
 
 
 def find_suspicions(fleet: FleetView, slow: Iterable[SlowNode], settings: FaultSettings) -> tuple[Suspicion, ...]:
@@ -174,11 +180,11 @@ def _by_signals(fleet: FleetView, cells: Mapping[str, CellView], settings: Fault
     vague: dict[str, list[SignalView]] = defaultdict(list)
     suspected: set[str] = set()
     soft: list[Suspicion] = []
-    of_machines = _faults_of_machines(fleet, by_node)
-    for suspicion in of_machines:
+    told: set[tuple[str, str]] = set()
+    for suspicion in _faults_of_several(fleet, by_node, settings):
         suspected.update(node.id for node in suspicion.nodes if suspicion.rule is not None)
+        told.update((node.id, signature) for node in suspicion.nodes for signature in suspicion.faults)
         yield suspicion
-    told = {(name, signature) for one in of_machines for name in one.evidence["nodes"] for signature in one.faults}
     for name in sorted(by_node):
         if name in suspected:
             continue
@@ -208,9 +214,53 @@ def _by_signals(fleet: FleetView, cells: Mapping[str, CellView], settings: Fault
             yield _cell_suspicion(cell, vague[cell_id])
 
 
+def _faults_of_several(
+    fleet: FleetView, by_node: Mapping[str, list[SignalView]], settings: FaultSettings
+) -> Iterable[Suspicion]:
+    """Of machines with several nodes, and of devices that several nodes use. A fault of a machine explains the faults
+    of its devices."""
+    accused: set[str] = set()
+    for suspicion in _faults_of_machines(fleet, by_node):
+        if suspicion.rule is not None:
+            accused.update(node.id for node in suspicion.nodes)
+        yield suspicion
+    shared: dict[tuple[str, str], list[SignalView]] = defaultdict(list)
+    for name, signals in by_node.items():
+        machine = fleet.nodes[name].machine
+        for signal in signals if machine != name and name not in accused else ():
+            if signal.device and signal.scope is FaultScope.DEVICE and signal.signature not in UNATTRIBUTED_SIGNATURES:
+                shared[machine, signal.device].append(signal)
+    for machine, device in sorted(shared):
+        mine = shared[machine, device]
+        users = {*fleet.faults.sharing.get((machine, device), ()), *(signal.node for signal in mine)}
+        nodes = tuple(n for n in fleet.nodes_of(machine) if n.id in users and n.state in ACCUSABLE)
+        if len(nodes) > 1:
+            grave = [signal for signal in mine if is_grave(signal, settings)]
+            yield _device_suspicion(machine, device, nodes, grave or mine, is_grave=bool(grave))
+
+
+def _device_suspicion(
+    machine: str, device: str, nodes: tuple[NodeView, ...], signals: list[SignalView], *, is_grave: bool
+) -> Suspicion:
+    signals = sorted(signals, key=lambda signal: (signal.first_at, signal.signature, signal.node))
+    names = [node.id for node in nodes]
+    return Suspicion(
+        kind=IncidentKind.HARDWARE if is_grave else IncidentKind.SOFT,
+        subject=f"{device} of {machine}",
+        reason=f"{signals[0].signature}: {signals[0].summary}; used by {', '.join(names)}",
+        nodes=nodes,
+        rule=Rule.HARD_SIGNATURE if is_grave else None,
+        is_urgent=True,
+        faults=frozenset(signal.signature for signal in signals),
+        cohort=f"nodes of {nodes[0].instance_type}",
+        evidence={"device": device, "nodes": names, "signals": [_as_evidence(signal) for signal in signals]},
+    )
+
+
 def _faults_of_machines(fleet: FleetView, by_node: Mapping[str, list[SignalView]]) -> list[Suspicion]:
     """At most one of each machine with several nodes. A fault that its evidence attributes to a device counts as one of
-    the machine if most of the nodes have it: they share a driver, a power supply and a switch."""
+    the machine if most of the nodes have it, unless all mean the same device: nodes share a driver, a power supply and
+    a switch."""
     shared: dict[str, list[SignalView]] = defaultdict(list)
     for name, signals in by_node.items():
         if (machine := fleet.nodes[name].machine) != name:
@@ -219,7 +269,12 @@ def _faults_of_machines(fleet: FleetView, by_node: Mapping[str, list[SignalView]
     for machine in sorted(shared):
         nodes = tuple(n for n in fleet.nodes_of(machine) if n.state in ACCUSABLE)
         seen_by = Counter(signal.signature for signal in shared[machine])
-        common = {name for name, count in seen_by.items() if len(nodes) > 1 and 2 * count > len(nodes)}
+        devices = {name: {s.device for s in shared[machine] if s.signature == name} for name in seen_by}
+        common = {
+            name
+            for name, count in seen_by.items()
+            if len(nodes) > 1 and 2 * count > len(nodes) and (len(devices[name]) > 1 or "" in devices[name])
+        }
         mine = [s for s in shared[machine] if s.scope is FaultScope.MACHINE or s.signature in common]
         hard = [s for s in mine if is_hard(s.signature) and s.signature not in UNATTRIBUTED_SIGNATURES]
         soft = [s for s in mine if s.scope is FaultScope.MACHINE and s.signature not in UNATTRIBUTED_SIGNATURES]
@@ -297,31 +352,40 @@ def _by_repairs(fleet: FleetView, cells: Mapping[str, CellView], settings: Fault
 
 
 def _by_slowness(fleet: FleetView, cells: Mapping[str, CellView], slow: Iterable[SlowNode]) -> Iterable[Suspicion]:
-    for slow_node in slow:
-        node = fleet.nodes[slow_node.node]
+    """Nodes of one machine whose driver lowers the clock of the same device are one suspicion."""
+    by_part: dict[tuple[str, str], list[SlowNode]] = defaultdict(list)
+    for one in slow:
+        node = fleet.nodes[one.node]
         if node.state in ACCUSABLE:
-            yield Suspicion(
-                kind=IncidentKind.SLOW,
-                subject=slow_node.node,
-                reason=slow_node.reason,
-                node=node,
-                cell=cells.get(slow_node.node),
-                nodes=(node,),
-                rule=Rule.SLOW,
-                faults=frozenset({"slow"}),
-                cohort=str(slow_node.cohort),
-                evidence={
-                    "cohort": str(slow_node.cohort),
-                    "peers": len(slow_node.cohort_nodes) - 1,
-                    "windows": [
-                        {"window": m.index, "score": round(m.score, 3), "z": round(m.z, 1)} for m in slow_node.slow
-                    ],
-                    "throttled": [
-                        {"window": t.index, "device": t.device, "clock_percent": round(100 * t.clock), "why": t.reason}
-                        for t in slow_node.throttled
-                    ],
-                },
-            )
+            device = one.throttled[0].device if one.throttled and node.machine != node.id else ""
+            by_part[node.machine if device else node.id, device].append(one)
+    for (machine, device), found in by_part.items():
+        first, nodes = found[0], tuple(fleet.nodes[one.node] for one in found)
+        alone, names = len(nodes) == 1, [node.id for node in nodes]
+        yield Suspicion(
+            kind=IncidentKind.SLOW,
+            subject=names[0] if alone else f"{device} of {machine}",
+            reason=first.reason if alone else f"{first.reason}; used by {', '.join(names)}",
+            node=nodes[0] if alone else None,
+            cell=cells.get(names[0]) if alone else None,
+            nodes=nodes,
+            rule=Rule.SLOW,
+            faults=frozenset({"slow"}),
+            cohort=str(first.cohort),
+            evidence=({} if alone else {"device": device, "nodes": names}) | _slow_evidence(first),
+        )
+
+
+def _slow_evidence(slow_node: SlowNode) -> dict[str, Any]:
+    return {
+        "cohort": str(slow_node.cohort),
+        "peers": len(slow_node.cohort_nodes) - 1,
+        "windows": [{"window": m.index, "score": round(m.score, 3), "z": round(m.z, 1)} for m in slow_node.slow],
+        "throttled": [
+            {"window": t.index, "device": t.device, "clock_percent": round(100 * t.clock), "why": t.reason}
+            for t in slow_node.throttled
+        ],
+    }
 
 
 def _as_evidence(signal: SignalView) -> dict[str, Any]:

@@ -180,7 +180,8 @@ class NoticeView:
 
 @dataclass(frozen=True, slots=True)
 class FaultsView:
-    """`repairs`: node -> number in `FaultSettings.repairs_window_s`; `down`: cell -> an ingress that cannot reach it;
+    """`sharing`: (machine, device of a signal) -> nodes that use the device, if there are several; `repairs`: node ->
+    number in `FaultSettings.repairs_window_s`; `down`: cell -> an ingress that cannot reach it;
     `windows`: node -> its recent ones, oldest first; `muted`: (kind, subject) that an operator dismissed recently;
     `attempts`: node -> its repairs by reset or reboot in `FaultSettings.repairs_window_s`, oldest first."""
 
@@ -193,6 +194,7 @@ class FaultsView:
     windows: Mapping[str, tuple[StepWindow, ...]] = field(default_factory=dict)
     muted: frozenset[tuple[str, str]] = frozenset()
     attempts: Mapping[str, tuple[Attempt, ...]] = field(default_factory=dict)
+    sharing: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
 
     def mode(self, rule: Rule) -> RuleMode:
         """On, unless another mode was set."""

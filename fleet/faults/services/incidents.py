@@ -178,6 +178,8 @@ def _more_steps(before: Sums, after: Sums) -> Sums:
 
 
 SWITCHYARD = "switchyard"
+OF_SEVERAL_NODES = (IncidentKind.MACHINE, IncidentKind.HARDWARE, IncidentKind.SOFT, IncidentKind.SLOW)
+"""Kinds of incidents that may be about all nodes of a machine or of a device; then their evidence names the nodes."""
 
 
 def incident_open(
@@ -244,7 +246,7 @@ def incident_dismiss(*, incident_id: int, actor: str, now: datetime, why: str = 
         incident.muted_until = now + timedelta(seconds=FaultSettings().muted_s)
         if incident.node:
             hardware_faults_settle(node_id=incident.node, now=now)
-        elif incident.kind in (IncidentKind.MACHINE, IncidentKind.SOFT):
+        elif incident.kind in OF_SEVERAL_NODES:
             hardware_faults_settle(node_id__in=incident.evidence.get("nodes", []), now=now)
         elif incident.cell:
             members = CellMember.objects.filter(cell_id=incident.cell).values_list("node_id", flat=True)
@@ -422,7 +424,7 @@ def _check_replacement_budget(decision: ReplaceNode | RequestReplacement, settin
 def _create_replacement(
     node: str, cell: str, rule: Rule, reason: str, now: datetime, actor: str, **columns: Any
 ) -> Replacement:
-    about = Q(node=node) | Q(kind=IncidentKind.MACHINE.value, evidence__nodes__contains=node)
+    about = Q(node=node) | Q(kind__in=OF_SEVERAL_NODES, evidence__nodes__contains=node)
     incident = Incident.objects.filter(about, state=IncidentState.OPEN.value, shadow=False).first()
     return Replacement.objects.create(
         node_id=node, cell=cell, rule=rule, reason=reason, actor=actor, incident=incident, opened_at=now, **columns

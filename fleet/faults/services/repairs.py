@@ -6,12 +6,13 @@ from datetime import datetime
 from typing import Any
 
 from django.db import transaction
+from django.db.models import Q
 
 from fleet.cells.models import CellMember
 from fleet.faults.models import Incident, Repair
 from fleet.faults.planning.views import IncidentKind, Rung
 from fleet.faults.selectors import ATTEMPTS
-from fleet.faults.services.incidents import hardware_faults_settle, incidents_close
+from fleet.faults.services.incidents import OF_SEVERAL_NODES, hardware_faults_settle, incidents_close
 from fleet.machines.services.orders import provider_order
 from fleet.nodes.models import Node, NodeCheck
 from fleet.nodes.services.events import desired_changed, node_event
@@ -49,8 +50,8 @@ def repair_check(decision: CheckRepair, *, now: datetime) -> None:
 
 
 def repair_end(decision: EndRepair, *, now: datetime) -> None:
-    """Ends an attempt. A cured node becomes a spare, its signals are settled and its incidents close. Raises
-    StaleDecision if the attempt ended before, or the node is in use."""
+    """Ends an attempt. A cured node, and the others that it was repaired with, become spares; their signals are settled
+    and their incidents close. Raises StaleDecision if the attempt ended before, or a node is in use."""
     with transaction.atomic():
         node = _lock_faulty(decision.node)
         rows = Repair.objects.filter(pk=decision.repair, node=node, ended_at=None)
@@ -63,14 +64,18 @@ def repair_end(decision: EndRepair, *, now: datetime) -> None:
             node_event(node, "node.repair_failed", f"{what} did not help: {result}", now=now, tone=Tone.WARN)
             wake_ups.send("fleet.reconcile")
             return
-        _keep_ladder(node.id, decision)
+        names = [node.id, *(_lock_faulty(other).id for other in decision.others)]
+        _keep_ladder(names, decision)
         reason = f"repaired by a {decision.rung.noun}: {result}"
-        Node.objects.filter(id=node.id).update(
+        Node.objects.filter(id__in=names).update(
             state=NodeState.READY.value, cordoned=False, reason=reason, state_since=now, spare_since=now
         )
-        hardware_faults_settle(node_id=node.id, now=now)
-        incidents_close(node=node.id, kind__in=list(IncidentKind), resolution=reason, now=now)
-        node_event(Node.objects.get(id=node.id), "node.repaired", f"{node.id} was {reason}", now=now)
+        hardware_faults_settle(node_id__in=names, now=now)
+        incidents_close(node__in=names, kind__in=list(IncidentKind), resolution=reason, now=now)
+        shared: dict[str, Any] = {"kind__in": OF_SEVERAL_NODES, "evidence__nodes__contained_by": names}
+        incidents_close(node="", **shared, resolution=reason, now=now)
+        for repaired in Node.objects.filter(id__in=names):
+            node_event(repaired, "node.repaired", f"{repaired.id} was {reason}", now=now)
         wake_ups.send("fleet.reconcile")
 
 
@@ -104,13 +109,14 @@ def _order_checks(repair: Repair, now: datetime, *, reset: list[str] | None) -> 
     desired_changed([repair.node_id])
 
 
-def _keep_ladder(node: str, decision: EndRepair) -> None:
-    """Records the last rung in the node's open incidents, which close now."""
+def _keep_ladder(nodes: list[str], decision: EndRepair) -> None:
+    """Records the last rung in the nodes' open incidents, which close now."""
     steps = [
         {**step, "state": "cured", "reason": decision.result} if step["rung"] == decision.rung else dict(step)
         for step in decision.ladder
     ]
-    for incident in Incident.objects.select_for_update().filter(node=node, state=IncidentState.OPEN.value):
+    about = Q(node__in=nodes) | Q(node="", kind__in=OF_SEVERAL_NODES, evidence__nodes__contained_by=nodes)
+    for incident in Incident.objects.select_for_update().filter(about, state=IncidentState.OPEN.value):
         if "ladder" in incident.evidence:
             incident.evidence = {**incident.evidence, "ladder": steps}
             incident.save(update_fields=["evidence"])

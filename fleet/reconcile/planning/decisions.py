@@ -85,8 +85,8 @@ class CheckRepair:
 
 @dataclass(frozen=True, slots=True)
 class EndRepair:
-    """An attempt has ended. If it cured the fault, the node returns to service. `ladder`: the rungs before it, for the
-    incident."""
+    """An attempt has ended. If it cured the fault, the node returns to service, with the `others` that have the same
+    broken machine or device. `ladder`: the rungs before it, for the incident."""
 
     repair: int
     node: str
@@ -94,6 +94,7 @@ class EndRepair:
     cured: bool
     result: str
     ladder: tuple[Mapping[str, Any], ...] = ()
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""A fault of a device touches only its node. A fault of a machine with several nodes is one incident, and replaces all
-of them within the budget of one machine."""
+"""A fault of a device touches only the nodes that use it. A fault of a device or machine with several nodes is one
+incident, and replaces all of them within the budget of one machine."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,11 +10,21 @@ from engine_agent.protocol.signatures import FaultScope, FaultSignature, fault_s
 from fleet.faults.models import Incident, Replacement, Signal
 from fleet.faults.planning.liveness import Guards
 from fleet.faults.planning.planner import plan_faults
-from fleet.faults.planning.views import IncidentKind, Rule, SignalView
+from fleet.faults.planning.repairs import is_under_repair, ladder_of, plan_repairs
+from fleet.faults.planning.views import (
+    Attempt,
+    DeviceWindow,
+    IncidentKind,
+    NoticeView,
+    Rule,
+    Rung,
+    SignalView,
+    StepWindow,
+)
 from fleet.faults.services.incidents import hardware_fault_record, incident_dismiss, incident_open_decided, node_replace
-from fleet.reconcile.planning.decisions import CordonNode, OpenIncident, ReplaceNode
+from fleet.reconcile.planning.decisions import CordonNode, OpenIncident, ReplaceNode, TryRepair
 from fleet.reconcile.planning.snapshot import FleetView, NodeView
-from fleet.reconcile.planning.states import NodeState
+from fleet.reconcile.planning.states import NodeState, NoticeKind
 from kernel.transitions import StaleDecision
 from tests.fleet import rows
 from tests.fleet.faults.faulty import HARD, SOFT, incident, replacement, signal, with_faults
@@ -23,6 +33,7 @@ from tests.fleet.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
 SHARED, OTHER = "m-0000000a", "m-0000000b"
 CHECK = FaultSignature.DEEP_CHECK_FAILED
 PORT = FaultSignature.EFA_PORT_DOWN
+XID = FaultSignature.NVIDIA_XID_FATAL
 
 
 def machine(*signals: SignalView, **faults: Any) -> FleetView:
@@ -165,3 +176,103 @@ def test_services_count_a_machine_once_and_attach_its_replacements_to_its_incide
 def test_a_spare_of_the_machine_is_replaced_as_well() -> None:
     view = with_faults(fleet(node("s0", topology=(SHARED,)), node("s1", topology=(SHARED,))), broken("s0"))
     assert [each.node for each in plan(view) if isinstance(each, ReplaceNode)] == ["s0", "s1"]
+
+
+GPU, PARTNER = "GPU-1", ("a0", "a1")
+
+
+def of_device(name: str, signature: str = HARD, device: str = GPU) -> SignalView:
+    return signal(name, signature, device=device)
+
+
+def opened_by(view: FleetView) -> list[OpenIncident]:
+    return [each for each in plan(view) if isinstance(each, OpenIncident)]
+
+
+@pytest.mark.parametrize("seen_by", [("a0",), ("a1",), ("a0", "a1")])
+def test_a_fault_of_a_shared_device_is_one_incident_that_names_the_nodes_that_use_it(seen_by: tuple[str, ...]) -> None:
+    view = machine(*map(of_device, seen_by), sharing={(SHARED, GPU): PARTNER})
+    (opened,) = opened_by(view)
+    assert (opened.kind, opened.subject, opened.node) == (IncidentKind.HARDWARE, f"{GPU} of {SHARED}", "")
+    assert opened.summary == f"Device {GPU} of {SHARED}: {HARD}: it broke; used by a0, a1"
+    assert (opened.evidence["device"], opened.evidence["nodes"]) == (GPU, ["a0", "a1"])
+    assert [each.node for each in plan(view) if isinstance(each, ReplaceNode)] == ["a0", "a1"]
+
+
+def test_nodes_that_report_the_same_device_share_it_even_if_no_layout_says_so() -> None:
+    (opened,) = opened_by(machine(of_device("a0"), of_device("a2"), of_device("b1")))[:1]
+    assert opened.evidence["nodes"] == ["a0", "a2"]
+    assert [each.subject for each in opened_by(machine(of_device("a0"), of_device("a2"), of_device("b1")))] == [
+        f"{GPU} of {SHARED}",
+        "b1",
+    ]
+
+
+def test_a_device_that_all_nodes_of_a_machine_share_is_no_fault_of_the_machine() -> None:
+    every = [f"a{number}" for number in range(4)]
+    (opened,) = opened_by(machine(*map(of_device, every)))
+    assert (opened.kind, opened.subject, opened.evidence["nodes"]) == (
+        IncidentKind.HARDWARE,
+        f"{GPU} of {SHARED}",
+        every,
+    )
+    different = [of_device(name, device=f"GPU-{name}") for name in every]
+    assert [each.kind for each in opened_by(machine(*different))] == [IncidentKind.MACHINE]
+
+
+def test_a_soft_fault_of_a_shared_device_is_one_warning_and_touches_nothing() -> None:
+    shared = {(SHARED, GPU): PARTNER}
+    (opened,) = plan(machine(of_device("a0", SOFT), of_device("a1", SOFT), sharing=shared))
+    assert (opened.kind, opened.subject) == (IncidentKind.SOFT, f"{GPU} of {SHARED}")
+
+
+def test_nodes_whose_shared_device_is_throttled_are_one_slow_device() -> None:
+    hot = {"nvidia 0": DeviceWindow(0.4, {"hw_thermal_slowdown": 0.9})}
+    windows = {
+        name: tuple(StepWindow(at, f"c-{name}", 3, {}, {}, hot) for at in range(1000, 1005)) for name in ("a0", "a1")
+    }
+    (opened,) = opened_by(machine(windows=windows))
+    assert (opened.kind, opened.subject, opened.node) == (IncidentKind.SLOW, f"nvidia 0 of {SHARED}", "")
+    assert (opened.evidence["device"], opened.evidence["nodes"]) == ("nvidia 0", ["a0", "a1"])
+    (alone,) = opened_by(machine(windows={"a1": windows["a1"]}))
+    assert (alone.subject, alone.node) == ("a1", "a1")
+
+
+def impaired(*names: str) -> FleetView:
+    """The provider has reported these nodes as impaired for an hour."""
+    notices = tuple(NoticeView(name, NoticeKind.IMPAIRED, ago(3600), None, "checks fail") for name in names)
+    return replace(machine(), notices=notices)
+
+
+def test_notices_of_a_machine_with_several_nodes_are_one_incident_and_no_trouble_of_their_zone() -> None:
+    view = impaired("a0", "a1", "a2", "a3")
+    (opened,) = opened_by(view)
+    assert (opened.kind, opened.subject, opened.node) == (IncidentKind.CLOUD_NOTICE, SHARED, "")
+    assert opened.summary.startswith(f"Machine {SHARED} with 4 nodes: its provider reports since ")
+    assert opened.evidence["nodes"] == ["a0", "a1", "a2", "a3"]
+    (alone,) = opened_by(impaired("b2"))
+    assert (alone.subject, alone.node, alone.cell) == ("b2", "b2", "c-b2")
+
+
+def test_one_of_the_nodes_with_a_broken_device_climbs_the_ladder_for_all() -> None:
+    nodes = [node(name, state=NodeState.FAULTY, devices=1, topology=(SHARED,)) for name in PARTNER]
+    broken_device = of_device("a1", XID)
+    shared = {(SHARED, GPU): PARTNER}
+
+    def repairs(*attempts: Attempt, nodes: list[NodeView] = nodes) -> list[Any]:
+        mine = {"a0": attempts} if attempts else {}
+        view = with_faults(fleet(*nodes), broken_device, sharing=shared, attempts=mine)
+        assert all(is_under_repair(view, one, SETTINGS.faults, NOW) for one in view.nodes.values())
+        return list(plan_repairs(view, SETTINGS.faults, NOW))
+
+    assert repairs() == [TryRepair("a0", Rung.RESET, f"{XID}: it broke", (GPU,))]
+    running = Attempt(1, "a0", Rung.RESET, "it broke", ago(2), request="r")
+    assert repairs(running) == []
+    checks = (("reset", True, "done"), ("matmul", True, "fine"))
+    (ended,) = repairs(replace(running, checks=checks))
+    assert (ended.node, ended.others, ended.cured) == ("a0", ("a1",), True)
+    in_use = [nodes[0], replace(nodes[1], state=NodeState.READY)]
+    view = with_faults(fleet(*in_use), broken_device, sharing=shared)
+    ladder = ladder_of(view, in_use[0], SETTINGS.faults, NOW)
+    assert ladder is not None
+    assert ladder.steps[1].reason == "a1 uses the same device"

@@ -115,6 +115,26 @@ def test_a_cured_node_is_a_spare_again_and_its_incident_closes_with_the_ladder()
         repair_end(ended, now=LATER)
 
 
+def test_a_cured_device_returns_all_nodes_that_use_it_and_closes_their_incident() -> None:
+    other = rows.node("n-g", state=NodeState.FAULTY.value, cordoned=True)
+    evidence = {"device": "GPU-1", "nodes": ["n-f", "n-g"], "ladder": [dict(LADDER[0])]}
+    about = OpenIncident(IncidentKind.HARDWARE, "GPU-1 of m-0000000a", "Device GPU-1: XID 48", evidence)
+    incident_open_decided(about, now=NOW)
+    repair_try(TRY, now=NOW)
+    ended = EndRepair(Repair.objects.get().pk, "n-f", Rung.RESET, True, "2 deep checks passed", LADDER, ("n-g",))
+    other.state = NodeState.LOST.value
+    other.save()
+    with pytest.raises(StaleDecision, match="n-g is not out of use"):
+        repair_end(ended, now=LATER)
+    other.state = NodeState.FAULTY.value
+    other.save()
+    repair_end(ended, now=LATER)
+    assert set(Node.objects.values_list("state", "cordoned")) == {("ready", False)}
+    incident = Incident.objects.get()
+    assert (incident.state, incident.evidence["ladder"][0]["state"]) == ("closed", "cured")
+    assert Event.objects.filter(kind="node.repaired").count() == 2
+
+
 def test_an_attempt_that_did_not_help_leaves_the_node_out_of_use() -> None:
     repair_try(TRY, now=NOW)
     repair_end(EndRepair(Repair.objects.get().pk, "n-f", Rung.RESET, False, "matmul: wrong"), now=LATER)

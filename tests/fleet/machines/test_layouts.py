@@ -19,7 +19,7 @@ from fleet.faults.models import Incident
 from fleet.faults.services.incidents import hardware_fault_record
 from fleet.machines.layouts import InvalidLayout, facts_of_node, missing_devices, parse_layout, plan_layout
 from fleet.machines.models import Machine, MachineSlot
-from fleet.machines.selectors import free_machines, machine_orders, notices_of, pool_of
+from fleet.machines.selectors import free_machines, machine_orders, nodes_sharing_devices, notices_of, pool_of
 from fleet.machines.services.layouts import machine_layout_set
 from fleet.machines.services.machines import machine_remove
 from fleet.machines.services.reports import ReceivedMachineReport, machine_reports_store
@@ -406,6 +406,16 @@ def test_a_layout_over_http() -> None:
     assert (refused.status_code, "4x4 needs 16 devices" in refused.content.decode()) == (400, True)
     with pytest.raises(InvalidInput, match="layout '8y1' must be NODESxDEVICES"):
         machine_layout_set(machine_id="m-00000001", layout="8y1", actor="ada", now=NOW)
+
+
+@pytest.mark.django_db
+def test_nodes_that_share_a_device_or_have_instances_of_it_are_known_by_the_names_of_their_faults() -> None:
+    divided("2x1/2+2x1", HOST)
+    names = [launch(number) for number in range(1, 4)]
+    assert nodes_sharing_devices() == {("m-00000001", "GPU-0"): (names[0], names[1])}
+    instances = {"kind": "nvidia", "devices": [instance_index(3, 0)], "uuids": ["MIG-7"]}
+    MachineSlot.objects.filter(number__gt=0).update(owns=instances)
+    assert nodes_sharing_devices()["m-00000001", "nvidia 3"] == (names[1], names[2])
 
 
 def break_node(name: str, signature: str, evidence: dict[str, Any]) -> None:
