@@ -1,10 +1,11 @@
 {% autoescape off %}#!/bin/sh
 # Joins this host to the Switchyard at {{ server }}, or takes it out again:
-#   sh -s -- TOKEN [--port FIRST_PORT]
+#   sh -s -- TOKEN [--port FIRST_PORT] [--allow-reboot]
 #   sh -s -- --uninstall
 # Needs Linux, curl and Python 3.11 or later, else a glibc for which the control plane has a Python. As root it installs
 # into /opt/switchyard and /var/lib/switchyard, else into ~/.local/share/switchyard; SWITCHYARD_PREFIX names another folder
-# for both. It uses no package index.
+# for both. It uses no package index. With --allow-reboot the fleet may reboot this host to repair it, by
+# `shutdown -r now` or the command in SWITCHYARD_REBOOT_COMMAND.
 set -eu
 
 SERVER='{{ server }}'
@@ -76,13 +77,14 @@ clean_up() {
 }
 
 main() {
-  uninstall='' port='' nonce=''
+  uninstall='' port='' nonce='' reboot=''
   while [ $# -gt 0 ]; do
     case "$1" in
       --uninstall) uninstall=yes ;;
       --port) port=${2:-}; shift ;;
       --nonce) nonce=${2:-}; shift ;;
-      -*) fail "unknown option $1; there are --port FIRST_PORT and --uninstall" ;;
+      --allow-reboot) reboot=--allow-reboot ;;
+      -*) fail "unknown option $1; there are --port FIRST_PORT, --allow-reboot and --uninstall" ;;
       *) TOKEN=$1 ;;
     esac
     shift
@@ -121,7 +123,7 @@ main() {
     printf '%s\n%s\n' "$STAGE/site" "$STAGE" >"$packages/switchyard.pth"
   done
   if printf '%s' "$TOKEN" | "$STAGE/venv/bin/python" -m engine_agent join --code "$CODE" --release "$STAGE" \
-    --server "$SERVER" --pin "$PIN" --port "${port:-0}" --nonce "$nonce"; then
+    --server "$SERVER" --pin "$PIN" --port "${port:-0}" --nonce "$nonce" $reboot; then
     STAGE='' CARRIED=''
   else
     exit 1

@@ -135,7 +135,9 @@ class MachineReport(Struct, frozen=True, tag="machine_report"):
 
     `version` is that of its order. `reason`: why the state differs from the order, or how its agent exited last.
     `wants_to_leave`: the host's owner wants it back. `release_trouble`: why it does not run the ordered release, at
-    `attempt`. `nodes`: every agent whose folder it has; `runs` and `agent_pid` are those of the first."""
+    `attempt`. `nodes`: every agent whose folder it has; `runs` and `agent_pid` are those of the first. `may_reboot`:
+    whether its operator allows reboots; `rebooted`: the last order of one that has ended, and `reboot_trouble` why the
+    host did not reboot."""
 
     seq: int
     version: int
@@ -148,6 +150,9 @@ class MachineReport(Struct, frozen=True, tag="machine_report"):
     release_trouble: str = ""
     attempt: int = 0
     nodes: tuple[NodeRun, ...] = ()
+    may_reboot: bool = False
+    rebooted: str = ""
+    reboot_trouble: str = ""
 
 
 class NodeResources(Struct, frozen=True):
@@ -193,7 +198,7 @@ class ReleaseOrder(Struct, frozen=True):
 class MachineOrder(Struct, frozen=True, tag="machine_order"):
     """The complete desired state of a machine. It runs `run`, which owns the whole machine, or `nodes`, which share
     it; it stops and wipes all others. With `leave` it wipes all and uninstalls itself. Without `release` it keeps the
-    current release."""
+    current release. `reboot`: the order of a reboot, which a host carries out once, and only if it was sent now."""
 
     machine: str
     version: int
@@ -201,6 +206,7 @@ class MachineOrder(Struct, frozen=True, tag="machine_order"):
     leave: bool = False
     release: ReleaseOrder | None = None
     nodes: tuple[RunAgent, ...] = ()
+    reboot: str = ""
 
     @property
     def all_runs(self) -> tuple[RunAgent, ...]:

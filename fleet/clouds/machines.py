@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from django.db.models import F, Q
 
 from engine_agent.protocol.states import AgentKind, MachinePhase
-from fleet.clouds.base import LaunchSpec, ProviderError
+from fleet.clouds.base import Later, LaunchSpec, ProviderError
 from fleet.clouds.base import Machine as Launched
 from fleet.machines.models import Machine, MachineSlot
 from fleet.machines.planner import POOLED, NoMachine, PooledMachine, plan_machine
-from fleet.machines.selectors import NodeHost, hosts_running, pool_of
+from fleet.machines.selectors import NodeHost, hosts_running, pool_of, reboot_orders
 from fleet.machines.services.layouts import slot_assign, slot_forget, slot_release
 from fleet.machines.services.machines import hardware_incidents_close
 from fleet.reconcile.planning.snapshot import ProviderStatus
@@ -42,6 +42,7 @@ RACES = 5
 """Machines that other launches may take first."""
 WIPED_WITHIN_S = 30.0
 LOOK_EVERY_S = 0.5
+REBOOTS_EVERY_S = 5.0
 
 
 class MachinesProvider:
@@ -76,8 +77,21 @@ class MachinesProvider:
         agent_start_again(host.machine if host else None, node_id)
 
     def reboot(self, node_id: str) -> None:
-        """Raises ProviderError."""
-        raise ProviderError(f"{node_id} runs on a joined host, and only its operator can reboot that")
+        """Has the machine's agent reboot its host. Raises Later until the host has rebooted, and ProviderError if its
+        operator does not allow it or it did not reboot."""
+        host, order = hosts_running([node_id]).get(node_id), reboot_orders([node_id]).get(node_id)
+        if host is None or order is None:
+            raise ProviderError(f"{node_id} has no machine to reboot, or its repair has ended")
+        machine = host.machine
+        if machine.rebooted == order and machine.reboot_trouble:
+            raise ProviderError(f"{machine.id} was not rebooted: {machine.reboot_trouble}")
+        if machine.rebooted == order:
+            return
+        if machine.connected and not machine.may_reboot:
+            raise ProviderError(f"the operator of {machine.id} does not allow reboots")
+        Machine.objects.filter(id=machine.id).update(desired_version=F("desired_version") + 1)
+        live.push_desired([machine.id])
+        raise Later(f"{machine.id} has not rebooted yet", REBOOTS_EVERY_S)
 
     def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
         """Does nothing: a machine's orders name its release (`fleet.machines.selectors.machine_orders`)."""

@@ -27,7 +27,7 @@ from fleet.faults.planning.views import (
     StepWindow,
 )
 from fleet.load.planner import FRESH_FOR_S, MAX_COUNT
-from fleet.machines.selectors import nodes_sharing_devices
+from fleet.machines.selectors import nodes_sharing_devices, nodes_that_may_reboot
 from fleet.nodes.models import NodeReport
 from fleet.reconcile.planning.settings import FaultSettings
 from fleet.reconcile.planning.states import CellState, IncidentState
@@ -59,6 +59,7 @@ def faults_view(*, now: datetime, windows: Mapping[str, tuple[StepWindow, ...]],
         muted=written.get_lasting("muted", ["fleet_incident"], lambda: _muted(now)),
         attempts=_with_checks(written.get_lasting("attempts", ["fleet_repair"], lambda: _attempts(repaired))),
         sharing=nodes_sharing_devices() if any(one.device and not one.settled for one in signals) else {},
+        may_reboot=nodes_that_may_reboot() if any(not one.settled for one in signals) else frozenset(),
     )
 
 

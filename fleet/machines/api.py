@@ -77,6 +77,9 @@ class MachineSerializer(serializers.ModelSerializer[Machine]):
     connected = serializers.BooleanField(
         help_text="Whether its machine agent is connected; false for providers without one."
     )
+    may_reboot = serializers.BooleanField(
+        help_text="Whether the operator of a joined host allows the fleet to reboot it for a repair."
+    )
     what = serializers.SerializerMethodField(help_text="Hardware that its agent detected, in one line.")
     zone = serializers.CharField(help_text="Zone name in its cloud; empty elsewhere.")
     market = serializers.CharField(help_text="How it was bought; empty outside clouds.")
@@ -94,8 +97,8 @@ class MachineSerializer(serializers.ModelSerializer[Machine]):
         model = Machine
         fields = [
             "id", "provider", "provider_id", "address", "region", "role", "instance_type", "state", "reason", "tone",
-            "node", "layout", "layout_pinned", "nodes", "connected", "agent_version", "what", "zone", "market",
-            "reservation", "image", "price_per_hour", "cloud_state", "network_nodes", "broken", "notices",
+            "node", "layout", "layout_pinned", "nodes", "connected", "agent_version", "may_reboot", "what", "zone",
+            "market", "reservation", "image", "price_per_hour", "cloud_state", "network_nodes", "broken", "notices",
             "state_since", "created_at",
         ]  # fmt: skip
         examples = {

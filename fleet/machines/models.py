@@ -63,7 +63,9 @@ class Machine(models.Model):
     machine with `revoked_at` is leaving, runs and enrols nothing new, and never returns under this ID. `broken`: its
     devices, or `machine`, that no node gets until they are repaired, with the reason. `instance_type`: stated in the
     invitation (`type_stated`) or detected by its agent. `desired_version` grows with every order.
-    `release_trouble`: why its agents could not change to the release of `release_attempt`. `facts`: a `MachineFacts` of
+    `release_trouble`: why its agents could not change to the release of `release_attempt`. `may_reboot`: whether the
+    operator of a joined host allows reboots; `rebooted`: the last order of one that it ended, `reboot_trouble` why it
+    did not reboot. `facts`: a `MachineFacts` of
     joined machines.
 
     Of a cloud machine: `launched_by`: its launch attempt; place; price in US dollars an hour (null: unknown);
@@ -102,6 +104,9 @@ class Machine(models.Model):
     agent_reason = models.TextField(blank=True)
     release_trouble = models.TextField(blank=True)
     release_attempt = models.PositiveIntegerField(default=0)
+    may_reboot = models.BooleanField(default=False)
+    rebooted = models.CharField(max_length=64, blank=True)
+    reboot_trouble = models.TextField(blank=True)
     desired_version = models.BigIntegerField(default=1)
     launched_by = models.ForeignKey("LaunchAttempt", on_delete=models.SET_NULL, null=True, related_name="machines")
     zone = models.CharField(max_length=32, blank=True)

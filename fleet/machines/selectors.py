@@ -13,6 +13,8 @@ from engine_agent.protocol.machine_messages import INSTANCES_FROM, MachineFacts,
 from engine_agent.protocol.states import AgentKind
 from fleet.cells.models import CellMember
 from fleet.clouds.models import CloudNotice
+from fleet.faults.models import Repair
+from fleet.faults.planning.views import Rung
 from fleet.machines.layouts import device_count, facts_of_node, missing_devices, node_sizes
 from fleet.machines.models import Invitation, Machine, MachineSlot
 from fleet.machines.planner import (
@@ -26,7 +28,7 @@ from fleet.machines.planner import (
 )
 from fleet.nodes.models import Node, NodeReport
 from fleet.reconcile.planning.snapshot import MachineView
-from fleet.reconcile.planning.states import MachineRole, MachineState
+from fleet.reconcile.planning.states import MachineRole, MachineState, NodeState
 from fleet.releases.models import AgentMove, AgentRelease
 from models_registry.instance_types.planner import InstanceShape
 
@@ -192,7 +194,7 @@ def nodes_sharing_devices() -> dict[tuple[str, str], tuple[str, ...]]:
 
 
 def machine_orders(sent: Mapping[str, int]) -> dict[str, MachineOrder]:
-    """Returns the order of each machine that was last sent another version. Five queries."""
+    """Returns the order of each machine that was last sent another version. Six queries."""
     rows = [row for row in Machine.objects.filter(id__in=list(sent)) if row.desired_version != sent[row.id]]
     slots: dict[str, list[MachineSlot]] = {}
     taken = MachineSlot.objects.filter(machine__in=[row.id for row in rows], state=MachineState.TAKEN)
@@ -203,10 +205,28 @@ def machine_orders(sent: Mapping[str, int]) -> dict[str, MachineOrder]:
     told = AgentMove.objects.filter(agent__in=[row.id for row in rows], moved_at__isnull=False)
     moves = {move.agent: move for move in told}
     releases = AgentRelease.objects.in_bulk({move.release for move in moves.values()})
+    reboots = reboot_orders(names)
     return {
-        row.id: _machine_order(row, slots.get(row.id, ()), nodes, _release_order(row, moves.get(row.id), releases))
+        row.id: _machine_order(
+            row, slots.get(row.id, ()), nodes, _release_order(row, moves.get(row.id), releases), reboots
+        )
         for row in rows
     }
+
+
+def reboot_orders(nodes: Iterable[str]) -> dict[str, str]:
+    """Node -> the order of the reboot that its repair waits for. One query. An attempt that has ended orders nothing,
+    so that a host that returns late is not rebooted."""
+    due = Repair.objects.filter(node__in=list(nodes), what=Rung.REBOOT.value, ended_at=None, request="")
+    due = due.filter(node__state=NodeState.FAULTY.value)
+    return {repair.node_id: f"{repair.pk}-{repair.at.timestamp():.3f}" for repair in due}
+
+
+def nodes_that_may_reboot() -> frozenset[str]:
+    """Nodes on joined hosts whose operators allow reboots. Two queries."""
+    hosts = Machine.objects.filter(provider=POOLED, may_reboot=True).exclude(state=MachineState.GONE)
+    slots = MachineSlot.objects.filter(machine__in=hosts)
+    return frozenset([*hosts.values_list("runs", flat=True), *slots.values_list("runs", flat=True)]) - {""}
 
 
 def _release_order(
@@ -227,12 +247,19 @@ def tag_of(facts: MachineFacts) -> str:
 
 
 def _machine_order(
-    machine: Machine, slots: Iterable[MachineSlot], nodes: Mapping[str, Node], release: ReleaseOrder | None
+    machine: Machine,
+    slots: Iterable[MachineSlot],
+    nodes: Mapping[str, Node],
+    release: ReleaseOrder | None,
+    reboots: Mapping[str, str],
 ) -> MachineOrder:
     leave = machine.state == MachineState.LEAVING
     if machine.layout:
         shared = tuple(_run_node(machine, slot, nodes.get(slot.runs)) for slot in slots if not leave)
-        return MachineOrder(machine.id, machine.desired_version, leave=leave, release=release, nodes=shared)
+        reboot = next((reboots[run.id] for run in shared if run.id in reboots), "")
+        return MachineOrder(
+            machine.id, machine.desired_version, leave=leave, release=release, nodes=shared, reboot=reboot
+        )
     if machine.state not in RUNS or not machine.runs:
         return MachineOrder(machine.id, machine.desired_version, leave=leave, release=release)
     if machine.role == MachineRole.INGRESS:
@@ -240,7 +267,8 @@ def _machine_order(
         run = RunAgent(AgentKind.INGRESS, machine.runs, machine.region_id, machine.address, port)
         return MachineOrder(machine.id, machine.desired_version, run, release=release)
     run = _run_node(machine, None, nodes.get(machine.runs))
-    return MachineOrder(machine.id, machine.desired_version, run, release=release)
+    reboot = reboots.get(machine.runs, "")
+    return MachineOrder(machine.id, machine.desired_version, run, release=release, reboot=reboot)
 
 
 def _run_node(machine: Machine, slot: MachineSlot | None, node: Node | None) -> RunAgent:

@@ -27,6 +27,7 @@ from engine_agent.node.lock import AgentLock, HomeInUse
 from engine_agent.node.logs import bound
 from engine_agent.node.machine.facts import read_facts
 from engine_agent.node.machine.paths import HostPaths, Joined
+from engine_agent.node.machine.reboots import Reboots
 from engine_agent.node.machine.release_change import ReleaseChange
 from engine_agent.node.machine.service import CHANGES_RELEASE, LEFT
 from engine_agent.node.machine.tenant import Tenant, tenant_names
@@ -153,8 +154,10 @@ class MachineAgent:
         enrolment: Enrolment,
         hello: Callable[[], Hello],
         release: ReleaseChange,
+        reboots: Reboots,
     ) -> None:
         self._paths, self._tenant, self._enrolment, self._release = paths, tenant, enrolment, release
+        self._reboots, self._reboot_order = reboots, ""
         self._journal = Journal(paths.home / JOURNAL_FILE, MachineOrder)
         self._connection = AgentConnection(enrolment=enrolment, hello=hello, on_message=self._on_message)
         self._order: MachineOrder | None = None
@@ -205,6 +208,7 @@ class MachineAgent:
             return
         if message != known:
             self._waiting = message
+        self._reboot_order = "" if message.leave else message.reboot  # never from the journal, which may be old
         self._was_ordered = True
         self._wake.set()
 
@@ -229,6 +233,7 @@ class MachineAgent:
         """Runs one pass; returns 0 to continue, or the exit status. Steps of several agents run concurrently, and slow
         ones continue during later passes."""
         self._take_order()
+        await self._reboot()
         self._find_agents()
         agents = [one.state() for one in self._hosted.values()]
         now_s = asyncio.get_running_loop().time()
@@ -245,6 +250,14 @@ class MachineAgent:
         if left:
             return LEFT
         return CHANGES_RELEASE if await self._changes_release(is_busy) else 0
+
+    async def _reboot(self) -> None:
+        if self._reboot_order and self._waiting is None:
+            order, self._reboot_order = self._reboot_order, ""
+            try:
+                await asyncio.to_thread(self._reboots.follow, order)
+            except OSError as error:
+                log.error("the result of reboot %s cannot be recorded: %s", order, error)
 
     def _find_agents(self) -> None:
         """Adds the agents with a folder and the ordered ones; forgets those that are wiped."""
@@ -358,6 +371,7 @@ class MachineAgent:
 
     def _report(self, *, left: bool = False) -> None:
         now_s, tried = asyncio.get_running_loop().time(), self._release.tried
+        rebooted, reboot_trouble = self._reboots.result()
         states = {name: one.state() for name, one in self._hosted.items()}
         nodes = tuple(self._run_of(one, states[name]) for name, one in self._hosted.items() if states[name].here)
         is_wiping = any(one.is_wiping for one in self._hosted.values())
@@ -373,6 +387,9 @@ class MachineAgent:
             release_trouble=tried.trouble if tried is not None else "",
             attempt=tried.attempt if tried is not None else 0,
             nodes=nodes,
+            may_reboot=self._reboots.is_allowed,
+            rebooted=rebooted,
+            reboot_trouble=reboot_trouble,
         )
         if report != self._reported or now_s >= self._report_due_s:
             self._reported, self._report_due_s = report, now_s + REPORT_EVERY_S
@@ -429,6 +446,7 @@ async def _run_until_signalled(paths: HostPaths, joined: Joined, machine: str) -
         enrolment=enrolment,
         hello=hello,
         release=ReleaseChange(paths, release_in(AGENT_ROOT)),
+        reboots=Reboots(paths),
     )
     running = asyncio.ensure_future(agent.run())
     for number in (signal.SIGTERM, signal.SIGINT):

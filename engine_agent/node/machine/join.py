@@ -26,9 +26,11 @@ from urllib.parse import urlsplit
 from engine_agent.node.enrolment import NONCE_FILE, Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.node.identity import Identity
 from engine_agent.node.imds import CLOUD_VARIABLE
+from engine_agent.node.journal import write_durably
 from engine_agent.node.machine import service
 from engine_agent.node.machine.facts import Seen, failures, read_driverless, read_facts
 from engine_agent.node.machine.paths import HostPaths, Joined
+from engine_agent.node.machine.reboots import COMMAND_VARIABLE, DEFAULT_COMMAND
 from engine_agent.node.machine.releases import let_all_read
 from engine_agent.node.machine.tenant import Tenant, tenant_names
 from engine_agent.node.telemetry.fingerprint import AGENT_ROOT
@@ -124,11 +126,13 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--pin", default="", help="sha256//… of the control plane's key")
     parser.add_argument("--port", default="0", help="first port; default: 21000 for a node, 8080 for an ingress")
     parser.add_argument("--nonce", default="", help="file with the nonce that this machine used as proof, if it did")
+    parser.add_argument("--allow-reboot", action="store_true", help="let the control plane reboot it to repair it")
     options = parser.parse_args(argv)
     client = JoinClient(options.server, options.pin, sys.stdin.readline().strip())
     try:
         nonce = Path(options.nonce).read_text(encoding="ascii").strip() if options.nonce else ""
-        message = join(HostPaths(options.code), options.release, client, options.server, options.port, nonce)
+        paths, reboot = HostPaths(options.code), options.allow_reboot
+        message = join(paths, options.release, client, options.server, options.port, nonce, allow_reboot=reboot)
     except (OSError, ValueError) as error:
         sys.stderr.write(f"switchyard: the nonce cannot be read: {error}\n")
         return 1
@@ -140,7 +144,16 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port: str, nonce: str = "") -> str:
+def join(
+    paths: HostPaths,
+    release: Path,
+    client: JoinClient,
+    server: str,
+    port: str,
+    nonce: str = "",
+    *,
+    allow_reboot: bool = False,
+) -> str:
     """Checks the host, enrols it and starts its agent; returns the message for the user. `nonce`: the proof that the
     machine used; "": a new one is drawn. Raises NotJoined if it failed, and nothing is left of it."""
     try:
@@ -151,7 +164,8 @@ def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port:
     try:
         machine, cloud = str(invitation.get("machine", "")), str(invitation.get("cloud", ""))
         joined = Joined(server, facts, machine, _variables(cloud) if cloud else {})
-        return _install(paths, release, client, joined, invitation, nonce or secrets.token_hex(32))
+        reboot = os.environ.get(COMMAND_VARIABLE) or DEFAULT_COMMAND if allow_reboot else ""
+        return _install(paths, release, client, joined, invitation, nonce or secrets.token_hex(32), reboot)
     except EnrolmentRefused as refusal:  # the control plane knows already
         raise NotJoined(str(refusal).rpartition(" answered 403: ")[2]) from None
     except NotJoined as refusal:
@@ -223,13 +237,21 @@ def _variables(cloud: str) -> dict[str, str]:
 
 
 def _install(
-    paths: HostPaths, release: Path, client: JoinClient, joined: Joined, invitation: dict[str, object], nonce: str
+    paths: HostPaths,
+    release: Path,
+    client: JoinClient,
+    joined: Joined,
+    invitation: dict[str, object],
+    nonce: str,
+    reboot_command: str,
 ) -> str:
     machine = joined.machine or machine_id_of(nonce)
     try:
         paths.home.mkdir(parents=True, mode=0o700, exist_ok=True)
         (paths.home / NONCE_FILE).write_text(f"{nonce}\n", encoding="ascii")
         paths.keep(joined)
+        if reboot_command:
+            write_durably(paths.reboot_command, f"{reboot_command}\n".encode())
         if invitation["bundle"]:
             Identity(paths.home).store_trust(bundle=str(invitation["bundle"]), revoked="")
         enrolment = Enrolment(joined.server, AgentKind.MACHINE, machine, paths.home, client.token)

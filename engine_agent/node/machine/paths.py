@@ -46,6 +46,8 @@ class HostPaths:
         """The folder of the node or ingress that it runs."""
         self.cache = self.state / "cache"
         self.log = self.state / "machine.log"
+        self.reboot_command = self.state / "reboot-command"
+        """Exists if the control plane may have the host rebooted; contains the command for it."""
         self.leave_wish = self.state / "leave"
         """Exists when the owner of the host wants it to leave."""
 

@@ -246,7 +246,16 @@ class MachineHandler:
 
 def _urgent_machine_part(received: ReceivedMachineReport) -> tuple[object, ...]:
     report = received.report
-    return received.connection, report.version, report.phase, report.runs, report.reason, report.release_trouble
+    reboots = report.may_reboot, report.rebooted, report.reboot_trouble
+    return (
+        received.connection,
+        report.version,
+        report.phase,
+        report.runs,
+        report.reason,
+        report.release_trouble,
+        reboots,
+    )
 
 
 def _machine_disconnected(received: ReceivedMachineReport) -> ReceivedMachineReport:

@@ -187,12 +187,13 @@ def why_impossible(
     devices: Collection[str],
     is_connected: bool,
     scope: FaultScope,
-    has_power_control: bool,
+    no_reboot: str,
     others: Collection[str],
     sharing: Collection[str] = (),
 ) -> dict[Rung, str]:
-    """Rung -> why it cannot be tried on a node. `devices`: those that the evidence names. `others`: nodes of the same
-    machine that are in use; `sharing`: nodes with the same broken device, or machine, that are in use."""
+    """Rung -> why it cannot be tried on a node. `devices`: those that the evidence names. `no_reboot`: why
+    its machine cannot be rebooted, or "". `others`: nodes of the same machine that are in use; `sharing`: those of them
+    with the same broken device or machine."""
     serve = f"{_named(others)} of its machine {'are' if len(others) > 1 else 'is'} in use" if others else ""
     found: dict[Rung, str] = {RESTART: "a restart of the engine does not cure broken hardware"}
     if scope is FaultScope.MACHINE:
@@ -207,8 +208,8 @@ def why_impossible(
         found[RESET] = f"{_named(sharing)} {'use' if len(sharing) > 1 else 'uses'} the same device"
     elif not is_connected:
         found[RESET] = "its agent is not connected"
-    if not has_power_control:
-        found[REBOOT] = "its provider has no power control"
+    if no_reboot:
+        found[REBOOT] = no_reboot
     elif serve:
         found[REBOOT] = serve
     return found

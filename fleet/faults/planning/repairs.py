@@ -56,11 +56,18 @@ def ladder_of(fleet: FleetView, node: NodeView, settings: FaultSettings, now: da
         devices=[signal.device for signal in signals if signal.device],
         is_connected=node.report.connected,
         scope=scope,
-        has_power_control=fleet.regions[node.region].limits.has_power_control,
+        no_reboot=_why_no_reboot(fleet, node),
         others=others,
         sharing=[one.id for one in together if one.id != node.id and one.state not in DEAD],
     )
     return plan_ladder(signals, impossible, attempts, settings, now)
+
+
+def _why_no_reboot(fleet: FleetView, node: NodeView) -> str:
+    region = fleet.regions[node.region]
+    if region.limits.has_power_control or node.id in fleet.faults.may_reboot:
+        return ""
+    return "its provider has no power control" if region.free is None else "its host's operator does not allow reboots"
 
 
 def _ladder_to_climb(fleet: FleetView, node: NodeView, settings: FaultSettings, now: datetime) -> Ladder | None:

@@ -180,10 +180,11 @@ class NoticeView:
 
 @dataclass(frozen=True, slots=True)
 class FaultsView:
-    """`sharing`: (machine, device of a signal) -> nodes that use the device, if there are several; `repairs`: node ->
-    number in `FaultSettings.repairs_window_s`; `down`: cell -> an ingress that cannot reach it;
-    `windows`: node -> its recent ones, oldest first; `muted`: (kind, subject) that an operator dismissed recently;
-    `attempts`: node -> its repairs by reset or reboot in `FaultSettings.repairs_window_s`, oldest first."""
+    """`sharing`: (machine, device of a signal) -> nodes that use the device, if there are several; `may_reboot`: nodes
+    on joined hosts whose operators allow reboots; `repairs`: node -> number in `FaultSettings.repairs_window_s`;
+    `down`: cell -> an ingress that cannot reach it; `windows`: node -> its recent ones, oldest first; `muted`: (kind,
+    subject) that an operator dismissed recently; `attempts`: node -> its repairs by reset or reboot in
+    `FaultSettings.repairs_window_s`, oldest first."""
 
     signals: tuple[SignalView, ...] = ()
     incidents: tuple[IncidentView, ...] = ()
@@ -195,6 +196,7 @@ class FaultsView:
     muted: frozenset[tuple[str, str]] = frozenset()
     attempts: Mapping[str, tuple[Attempt, ...]] = field(default_factory=dict)
     sharing: Mapping[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)
+    may_reboot: frozenset[str] = frozenset()
 
     def mode(self, rule: Rule) -> RuleMode:
         """On, unless another mode was set."""

@@ -49,10 +49,12 @@ from models_registry.instance_types.selectors import instance_shapes
 log = logging.getLogger(__name__)
 
 REASON_MOST = 500
+ORDER_MOST = 64
 MOST_DEVICES, MOST_NOTICES = 256, 20
 ATTEMPTS = range(2**31)
 REPORTED = [
     *("connected", "connection", "last_seen_at", "phase", "agent_reason", "release_trouble", "release_attempt"),
+    *("may_reboot", "rebooted", "reboot_trouble"),
 ]
 
 
@@ -187,6 +189,9 @@ def machine_reports_store(received: Sequence[ReceivedMachineReport]) -> None:
             machine.agent_reason = one.report.reason.replace("\0", "")[:REASON_MOST]
             machine.release_trouble = one.report.release_trouble.replace("\0", "")[:REASON_MOST]
             machine.release_attempt = one.report.attempt if one.report.attempt in ATTEMPTS else 0
+            machine.may_reboot = one.report.may_reboot
+            machine.rebooted = one.report.rebooted.replace("\0", "")[:ORDER_MOST]
+            machine.reboot_trouble = one.report.reboot_trouble.replace("\0", "")[:REASON_MOST]
             machine.save(update_fields=REPORTED)
             if one.report.wants_to_leave and not machine.leaving and machine.state != MachineState.GONE:
                 _remove_as_wished(machine, one.at)
@@ -200,7 +205,8 @@ def machine_reports_store(received: Sequence[ReceivedMachineReport]) -> None:
 
 
 def _visible_part(machine: Machine) -> tuple[object, ...]:
-    return machine.connected, machine.phase, machine.agent_reason, machine.release_trouble
+    reboots = machine.may_reboot, machine.rebooted, machine.reboot_trouble
+    return machine.connected, machine.phase, machine.agent_reason, machine.release_trouble, reboots
 
 
 def _remove_as_wished(machine: Machine, now: datetime) -> None:

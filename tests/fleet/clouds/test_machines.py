@@ -2,23 +2,34 @@
 ones."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 from django.db import connection
 
+from engine_agent.protocol.machine_messages import MachineReport
 from engine_agent.protocol.states import AgentKind, MachinePhase
-from fleet.clouds.base import LaunchSpec, ProviderError
+from fleet.clouds.base import Later, LaunchSpec, ProviderError
 from fleet.clouds.machines import MachinesProvider
-from fleet.machines.models import Machine
+from fleet.faults.models import Repair
+from fleet.faults.planning.repairs import ladder_of
+from fleet.faults.planning.views import Rung
+from fleet.faults.services.incidents import hardware_fault_record
+from fleet.faults.services.repairs import repair_check, repair_try
+from fleet.machines.models import Machine, MachineSlot
+from fleet.machines.selectors import machine_orders, nodes_that_may_reboot
+from fleet.machines.services.reports import ReceivedMachineReport, machine_reports_store
+from fleet.nodes.models import Node
 from fleet.nodes.services.nodes import nodes_launch
 from fleet.placement.planning.packing import Spares
 from fleet.placement.planning.supply import plan_supply
-from fleet.reconcile.planning.decisions import LaunchNodes
+from fleet.reconcile.planning.decisions import CheckRepair, LaunchNodes, TryRepair
 from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.snapshot import ProviderStatus
 from fleet.reconcile.planning.states import MachineState, NodeState
 from fleet.reconcile.selectors.snapshot import fleet_view
 from tests.fleet import rows
+from tests.fleet.provision import provision
 from tests.fleet.rows import NOW
 
 SPEC = LaunchSpec("n-00000001", AgentKind.NODE, "pool", "", instance_type=rows.KIND)
@@ -138,3 +149,89 @@ def test_every_free_machine_becomes_a_spare_and_none_is_given_back() -> None:
     again = fleet_view(now=NOW)
     assert [node.state for node in again.nodes.values()] == [NodeState.JOINING] * 3
     assert plan_supply(again, FleetSettings(), NOW, Spares(again), {}) == []
+
+
+def reported(order: str = "", trouble: str = "", *, allowed: bool = True) -> None:
+    one = MachineReport(
+        1, 99, MachinePhase.RUNNING, SPEC.id, may_reboot=allowed, rebooted=order, reboot_trouble=trouble
+    )
+    machine_reports_store([ReceivedMachineReport("m-00000001", "k", True, NOW, one)])
+
+
+def reboot_due(layout: str = "") -> str:
+    """A faulty node of a joined host whose repair waits for a reboot. Returns the order that the host gets."""
+    rows.region("pool", provider="machines")
+    node = rows.node(SPEC.id, where="pool", state=NodeState.FAULTY.value)
+    runs: dict[str, Any] = {"runs": "" if layout else SPEC.id, "layout": layout}
+    machine = rows.machine("m-00000001", state=MachineState.TAKEN.value, **runs)
+    if layout:
+        owns = {"kind": "nvidia", "devices": [0], "uuids": ["GPU-0"]}
+        MachineSlot.objects.create(machine=machine, number=0, owns=owns, state=MachineState.TAKEN.value, runs=SPEC.id)
+    repair_try(TryRepair(node.id, Rung.REBOOT, "nvidia_xid_fatal: XID 79"), now=NOW)
+    return machine_orders({machine.id: 0})[machine.id].reboot
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("layout", ["", "1x1"])
+def test_a_joined_host_reboots_on_order_if_its_operator_allows_it(layout: str) -> None:
+    order = reboot_due(layout)
+    assert order
+    reported()
+    assert nodes_that_may_reboot() == {SPEC.id}
+    before = Machine.objects.get().desired_version
+    with pytest.raises(Later, match="m-00000001 has not rebooted yet"):
+        MachinesProvider().reboot(SPEC.id)
+    assert Machine.objects.get().desired_version == before + 1, "so that the order is sent"
+    reported("another")
+    with pytest.raises(Later):
+        MachinesProvider().reboot(SPEC.id)
+    reported(order)
+    MachinesProvider().reboot(SPEC.id)
+    repair = Repair.objects.get()
+    repair_check(CheckRepair(repair.pk, SPEC.id), now=NOW)
+    assert machine_orders({"m-00000001": 0})["m-00000001"].reboot == "", "it is not ordered again"
+
+
+@pytest.mark.django_db
+def test_a_reboot_that_is_not_allowed_or_fails_ends_its_attempt_by_name() -> None:
+    order = reboot_due()
+    reported(allowed=False)
+    assert nodes_that_may_reboot() == frozenset()
+    with pytest.raises(ProviderError, match="the operator of m-00000001 does not allow reboots"):
+        MachinesProvider().reboot(SPEC.id)
+    reported(order, "`shutdown -r now` failed with status 1: not permitted")
+    provision()
+    assert Repair.objects.get().result == (
+        "its provider refused: m-00000001 was not rebooted: `shutdown -r now` failed with status 1: not permitted"
+    )
+    assert machine_orders({"m-00000001": 0})["m-00000001"].reboot == ""
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("change", [{"state": NodeState.READY.value}, {"state": NodeState.RETIRED.value}])
+def test_a_host_whose_repair_was_given_up_is_not_rebooted_when_it_returns(change: dict[str, str]) -> None:
+    reboot_due()
+    Node.objects.update(**change)
+    assert machine_orders({"m-00000001": 0})["m-00000001"].reboot == ""
+    with pytest.raises(ProviderError, match="its repair has ended"):
+        MachinesProvider().reboot(SPEC.id)
+
+
+@pytest.mark.django_db
+def test_the_ladder_of_a_node_on_a_joined_host_reboots_only_where_that_is_allowed() -> None:
+    reboot_due()
+    Repair.objects.all().delete()
+    evidence = {"xid": 79, "device": 0, "uuid": "GPU-1"}
+    node = Node.objects.get()
+    hardware_fault_record(
+        node=node, cell="", signature="nvidia_xid_fatal", summary="XID 79", evidence=evidence, now=NOW
+    )
+    for allowed, step in (
+        (True, ("next", "XID 79")),
+        (False, ("skipped", "its host's operator does not allow reboots")),
+    ):
+        reported(allowed=allowed)
+        fleet = fleet_view(now=NOW)
+        ladder = ladder_of(fleet, fleet.nodes[SPEC.id], FleetSettings().faults, NOW)
+        assert ladder is not None
+        assert (ladder.steps[2].state, ladder.steps[2].reason) == step

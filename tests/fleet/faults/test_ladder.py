@@ -160,7 +160,7 @@ PLACE: dict[str, Any] = {
     "devices": ("GPU-1",),
     "is_connected": True,
     "scope": FaultScope.DEVICE,
-    "has_power_control": True,
+    "no_reboot": "",
     "others": (),
 }
 
@@ -177,7 +177,7 @@ PLACE: dict[str, Any] = {
             RESET,
             "Neuron devices are reset together by reloading their driver, and o of its machine is in use",
         ),
-        ({"has_power_control": False}, REBOOT, "its provider has no power control"),
+        ({"no_reboot": "its provider has no power control"}, REBOOT, "its provider has no power control"),
         ({"others": ("o", "p")}, REBOOT, "o, p of its machine are in use"),
     ],
 )

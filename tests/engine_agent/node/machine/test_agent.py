@@ -22,6 +22,7 @@ from engine_agent.node.machine.agent import (
     phase_of,
 )
 from engine_agent.node.machine.paths import HostPaths
+from engine_agent.node.machine.reboots import Reboots
 from engine_agent.node.machine.release_change import ReleaseChange
 from engine_agent.node.machine.tenant import Tenant
 from engine_agent.protocol.machine_messages import MachineOrder, MachineReport, ReleaseOrder, RunAgent
@@ -139,6 +140,7 @@ def agent(tmp_path: Path) -> MachineAgent:
         enrolment=enrolment,
         hello=lambda: cast(Hello, None),
         release=cast(ReleaseChange, release),
+        reboots=Reboots(paths, boot="first"),
     )
 
 
