@@ -81,6 +81,7 @@ def step_windows(cell: str, generation: int, stored: Iterable[Mapping[str, Any]]
             _buckets(window.get("steps", {})),
             _buckets(window.get("compute_ms", {})),
             {name: DeviceWindow(**clocks) for name, clocks in window.get("devices", {}).items()},
+            window.get("of_cell", False),
         )
         for window in stored
     )

@@ -271,7 +271,8 @@ def _close_unseen_incidents(work: _Pass) -> None:
 
 def _act_on_suspicion(work: _Pass, suspicion: Suspicion, causes: Iterable[CommonCause]) -> None:
     """Opens the incident. Cordons or replaces the node if its rule, the common causes and the guards allow it."""
-    mode = work.fleet.faults.mode(suspicion.rule) if suspicion.rule else RuleMode.ON
+    rule = suspicion.rule or (Rule.SLOW if suspicion.kind is IncidentKind.SLOW else None)
+    mode = work.fleet.faults.mode(rule) if rule else RuleMode.ON
     if mode is RuleMode.OFF or _is_muted(work, suspicion.kind, suspicion.subject):
         return
     is_shadow = mode is RuleMode.SHADOW

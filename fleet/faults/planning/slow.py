@@ -2,9 +2,17 @@
 time, without waiting, tells them apart. It is compared per batch size with its cohort: the same role in cells of the
 same version on the same machines.
 
+The ranks of one cell of three nodes or more are a cohort as well: they compute the same batches of the same contexts,
+so that few cells suffice.
+
 Drivers of devices show a second kind of evidence: a clock below `slow_score` of the maximum, for a reason that is
 trouble of the machine (`SLOW_CLOCK_REASONS`). It needs no cohort, and tells ranks apart where steps are not measured,
-as on CUDA. A node without a cohort and without such evidence is never slow."""
+as on CUDA.
+
+Neuron's tools and driver show neither clocks nor reasons, and its collectives run on the devices, so that a rank's own
+time cannot be measured. There, and for other engines without measured ranks, the time between two tokens that the
+cell's proxy saw is the step of the whole cell. It is compared with cells of the same version and machines, and only
+opens an incident, because longer contexts make a cell slower as well. A node without any of this is never slow."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -29,10 +37,18 @@ class Cohort:
     instance_type: str
     role: MemberRole
     cell_role: CellRole = CellRole.MIXED
+    cell: str = ""
+    """Of the ranks of one cell."""
+    of_cells: bool = False
+    """Of whole cells, by their leaders."""
 
     def __str__(self) -> str:
-        cells = "" if self.cell_role is CellRole.MIXED else f" {self.cell_role} cells"
-        return f"{self.role}s of {self.version}{cells} on {self.instance_type}"
+        if self.cell:
+            return f"ranks of {self.cell}"
+        role = "" if self.cell_role is CellRole.MIXED else f"{self.cell_role} "
+        if self.of_cells:
+            return f"{role}cells of {self.version} on {self.instance_type}"
+        return f"{self.role}s of {self.version}{f' {role}cells' if role else ''} on {self.instance_type}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +102,9 @@ class SlowNode:
         if not self.slow:
             return ""
         worst = min(self.slow, key=lambda node: node.score)
+        others = "the other ranks of its cell" if self.cohort.cell else "its cohort"
         return (
-            f"slower than its cohort in {len(self.slow)} of {self.windows} windows: score {worst.score:.2f}, "
+            f"slower than {others} in {len(self.slow)} of {self.windows} windows: score {worst.score:.2f}, "
             f"robust z {worst.z:.1f}, {len(self.cohort_nodes) - 1} peers"
         )
 
@@ -101,11 +118,16 @@ _compared: dict[Cohort, tuple[Windows, FaultSettings, tuple[SlowNode, ...]]] = {
 
 def find_slow(fleet: FleetView, settings: FaultSettings) -> tuple[SlowNode, ...]:
     """Nodes that are slow in enough of the recent windows, sorted by ID."""
-    cohorts = _cohorts(fleet)
+    cohorts = _cohorts(fleet, settings)
     for gone in [cohort for cohort in _compared if cohort not in cohorts]:
         _compared.pop(gone, None)
-    slow_nodes = [slow for cohort, nodes in sorted(cohorts.items()) for slow in _found_in(cohort, nodes, settings)]
-    return tuple(sorted(slow_nodes, key=lambda slow: slow.node))
+    slow_nodes: dict[str, SlowNode] = {}
+    for cohort, nodes in sorted(cohorts.items(), key=lambda item: (bool(item[0].cell), item[0])):
+        for slow in _found_in(cohort, nodes, settings):
+            known = slow_nodes.get(slow.node)
+            if known is None or not known.slow:
+                slow_nodes[slow.node] = replace(slow, throttled=known.throttled if known else slow.throttled)
+    return tuple(slow_nodes[node] for node in sorted(slow_nodes))
 
 
 def _found_in(cohort: Cohort, nodes: Windows, settings: FaultSettings) -> tuple[SlowNode, ...]:
@@ -115,22 +137,25 @@ def _found_in(cohort: Cohort, nodes: Windows, settings: FaultSettings) -> tuple[
         by_index = {node: {window.index: window for window in known} for node, known in nodes.items()}
         slow = {one.node: one for one in _slow_in(cohort, by_index, settings)}
         names = tuple(sorted(nodes))
-        for node, throttled in _throttled_in(nodes, settings):
+        for node, throttled in () if cohort.cell else _throttled_in(nodes, settings):
             known = slow.get(node) or SlowNode(node, cohort, names, (), settings.step_windows)
             slow[node] = replace(known, throttled=throttled)
         last = _compared[cohort] = (nodes, settings, tuple(slow[node] for node in sorted(slow)))
     return last[2]
 
 
-def relative_times(windows: Mapping[str, StepWindow], settings: FaultSettings) -> dict[str, float]:
+def relative_times(
+    windows: Mapping[str, StepWindow], settings: FaultSettings, peers: int | None = None
+) -> dict[str, float]:
     """Node -> its step time relative to the cohort's median at the same batch sizes, weighted by its own steps. A batch
-    size counts if the node and at least `slow_peers` others ran it `slow_steps` times."""
+    size counts if the node and at least `peers` others (by default `slow_peers`) ran it `slow_steps` times."""
+    least = settings.slow_peers if peers is None else peers
     means: dict[int, dict[str, float]] = defaultdict(dict)
     for node, window in windows.items():
         for bucket, steps in window.steps.items():
             if steps >= settings.slow_steps:
                 means[bucket][node] = window.compute_ms.get(bucket, 0.0) / steps
-    usual = {bucket: median(known.values()) for bucket, known in means.items() if len(known) > settings.slow_peers}
+    usual = {bucket: median(known.values()) for bucket, known in means.items() if len(known) > least}
     weighted: dict[str, list[tuple[int, float]]] = defaultdict(list)
     for bucket, typical_ms in usual.items():
         for node, mean_ms in means[bucket].items():
@@ -174,13 +199,14 @@ def _slow_in(
     cohort: Cohort, nodes: Mapping[str, Mapping[int, StepWindow]], settings: FaultSettings
 ) -> Iterable[SlowNode]:
     newest = max(index for windows in nodes.values() for index in windows)
+    peers = settings.slow_mates if cohort.cell else settings.slow_peers
     slow: dict[str, list[Measured]] = defaultdict(list)
     for left in range(settings.step_windows, 0, -1):
         if max((len(slow_windows) for slow_windows in slow.values()), default=0) + left < settings.step_windows_slow:
             break  # no node can become slow enough: the usual case, and half the work
         index = newest - left + 1
-        times = relative_times({node: known[index] for node, known in nodes.items() if index in known}, settings)
-        if len(times) <= settings.slow_peers:
+        times = relative_times({node: known[index] for node, known in nodes.items() if index in known}, settings, peers)
+        if len(times) <= peers:
             continue
         for node, measured in measure(index, times, settings).items():
             if measured.score < settings.slow_score and measured.z > settings.slow_z:
@@ -193,7 +219,7 @@ def _slow_in(
     )
 
 
-def _cohorts(fleet: FleetView) -> dict[Cohort, Windows]:
+def _cohorts(fleet: FleetView, settings: FaultSettings) -> dict[Cohort, Windows]:
     cohorts: dict[Cohort, Windows] = defaultdict(dict)
     if not fleet.faults.windows:
         return cohorts
@@ -204,6 +230,9 @@ def _cohorts(fleet: FleetView) -> dict[Cohort, Windows]:
             if mine:
                 role = MemberRole.FOLLOWER if member.rank else MemberRole.LEADER
                 version = cell.version or fleet.deployments[cell.deployment].version
-                cohort = Cohort(version, fleet.nodes[member.node].instance_type, role, cell.role)
+                of_cell = mine[-1].of_cell
+                cohort = Cohort(version, fleet.nodes[member.node].instance_type, role, cell.role, of_cells=of_cell)
                 cohorts[cohort][member.node] = mine
+                if len(cell.members) > settings.slow_mates and not of_cell:
+                    cohorts[replace(cohort, role=MemberRole.LEADER, cell=cell.id)][member.node] = mine
     return cohorts

@@ -361,19 +361,41 @@ def _by_slowness(fleet: FleetView, cells: Mapping[str, CellView], slow: Iterable
             by_part[node.machine if device else node.id, device].append(one)
     for (machine, device), found in by_part.items():
         first, nodes = found[0], tuple(fleet.nodes[one.node] for one in found)
+        cell = cells.get(first.node)
+        if not first.throttled and first.cohort.of_cells:
+            if cell is not None:
+                yield _slow_cell(cell, first, nodes[0])
+            continue
         alone, names = len(nodes) == 1, [node.id for node in nodes]
         yield Suspicion(
             kind=IncidentKind.SLOW,
             subject=names[0] if alone else f"{device} of {machine}",
             reason=first.reason if alone else f"{first.reason}; used by {', '.join(names)}",
             node=nodes[0] if alone else None,
-            cell=cells.get(names[0]) if alone else None,
+            cell=cell if alone else None,
             nodes=nodes,
             rule=Rule.SLOW,
             faults=frozenset({"slow"}),
             cohort=str(first.cohort),
             evidence=({} if alone else {"device": device, "nodes": names}) | _slow_evidence(first),
         )
+
+
+def _slow_cell(cell: CellView, slow: SlowNode, leader: NodeView) -> Suspicion:
+    """Of a cell whose ranks are not measured: nothing is replaced, and with several nodes any may be the slow one."""
+    names = [member.node for member in cell.members]
+    alone = len(names) == 1
+    return Suspicion(
+        kind=IncidentKind.SLOW,
+        subject=leader.id if alone else cell.id,
+        reason=slow.reason + ("" if alone else f"; any of its {len(names)} nodes may be the slow one"),
+        node=leader if alone else None,
+        cell=cell,
+        nodes=(leader,) if alone else (),
+        faults=frozenset({"slow"}),
+        cohort=str(slow.cohort),
+        evidence={"measured": "time between tokens of the cell", "members": names, **_slow_evidence(slow)},
+    )
 
 
 def _slow_evidence(slow_node: SlowNode) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class DeviceWindow:
 class StepWindow:
     """Measurements of one rank in one window of `FaultSettings.step_window_s`. `index` counts windows since 1970.
     `steps` and `compute_ms` map a bucket of batch sizes (`engine_agent.protocol.metrics`) to its sums. `devices`: by
-    name, as `nvidia 3`."""
+    name, as `nvidia 3`. `of_cell`: its steps are those of the whole cell, as the proxy of its leader saw them."""
 
     index: int
     cell: str
@@ -165,6 +165,7 @@ class StepWindow:
     steps: Mapping[int, int]
     compute_ms: Mapping[int, float]
     devices: Mapping[str, DeviceWindow] = field(default_factory=dict)
+    of_cell: bool = False
 
 
 @dataclass(frozen=True, slots=True)

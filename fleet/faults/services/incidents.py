@@ -5,11 +5,13 @@ exceed the limits."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from itertools import accumulate
 from typing import Any
 
 from django.db import connection, transaction
 from django.db.models import F, Q
 
+from engine_agent.protocol.metrics import BUCKETS, batch_bucket, midpoint_s
 from engine_agent.protocol.signatures import SLOW_CLOCK_REASONS, FaultSignature, is_hard
 from engine_agent.protocol.states import EngineState
 from fleet.cells.models import CellMember
@@ -42,7 +44,7 @@ from kernel.transitions import StaleDecision, compare_and_set_or_stale
 
 STEP_WINDOWS_LEASE = "step-windows"
 STEP_WINDOWS_LEASE_TTL_S = 30.0
-Sums = dict[str, dict[str, Any]]
+Sums = dict[str, Any]
 
 
 SIGNATURES = frozenset(FaultSignature)
@@ -114,11 +116,16 @@ def _cut_windows(index: int, settings: FaultSettings) -> int:
     StepRecord.objects.filter(node__state=NodeState.RETIRED.value).delete()
     known = {record.node_id: record for record in StepRecord.objects.all()}
     reports: Any = NodeReport.objects.filter(state=EngineState.READY.value, connected=True)
-    reports = reports.filter(Q(steps__isnull=False) | Q(telemetry__accelerators__contains=[{"kind": "nvidia"}]))
-    columns_read = ("node_id", "cell", "generation", "steps", "telemetry__accelerators")
+    of_cells = Q(node__member__rank=0, load__work__has_key="steps")
+    of_devices = Q(telemetry__accelerators__contains=[{"kind": "nvidia"}])
+    reports = reports.filter(Q(steps__isnull=False) | of_devices | of_cells)
+    of_load = ("node__member__rank", "load__itl_counts", "load__work")
+    columns_read = ("node_id", "cell", "generation", "steps", "telemetry__accelerators", *of_load)
     changed, seen = [], 0
-    for node, cell, generation, steps, accelerators in reports.values_list(*columns_read):
+    for node, cell, generation, steps, accelerators, *load in reports.values_list(*columns_read):
         totals = {**(steps or NO_STEPS), "devices": _clock_sums(accelerators)}
+        if steps is None and (sums := _cell_sums(*load)):
+            totals["of_cell"] = sums
         seen += 1
         record = known.get(node)
         if record is None or (record.cell, record.generation) != (cell, generation):
@@ -149,7 +156,35 @@ def _clock_sums(accelerators: Any) -> dict[str, Any]:
 
 def _increase(before: Sums, after: Sums) -> Sums:
     """Returns the increase of steps and of the clocks of devices, or {} if there is none."""
-    return {**_more_steps(before, after), **_more_clocks(before.get("devices", {}), after.get("devices", {}))}
+    of_cell = _more_of_cell(before.get("of_cell", {}), after.get("of_cell", {}))
+    steps = _more_steps(before, after) or of_cell
+    return {**steps, **_more_clocks(before.get("devices", {}), after.get("devices", {}))}
+
+
+def _cell_sums(rank: int | None, itl_counts: Any, work: Any) -> dict[str, Any]:
+    """The sums of a leader's proxy, for engines that do not measure their ranks: times between tokens by bucket, steps
+    and tokens of the engine."""
+    if rank != 0 or not isinstance(itl_counts, dict) or not isinstance(work, dict):
+        return {}
+    steps, tokens = work.get("steps", 0), work.get("completion_tokens", 0)
+    return {"since": work.get("since"), "itl": itl_counts, "steps": steps, "tokens": tokens}
+
+
+def _more_of_cell(before: Mapping[str, Any], after: Mapping[str, Any]) -> Sums:
+    """The median time between tokens as the step of an average batch. The median is that of a decode step: few steps
+    read prompts, and those are in the tail."""
+    if not before or not after or before["since"] != after["since"]:
+        return {}
+    was, now = before["itl"], after["itl"]
+    grown = {int(bucket): now.get(bucket, 0) - was.get(bucket, 0) for bucket in was.keys() | now.keys()}
+    total, steps, tokens = sum(grown.values()), after["steps"] - before["steps"], after["tokens"] - before["tokens"]
+    if total <= 0 or steps <= 0 or tokens < 0 or min(grown.values()) < 0:
+        return {}
+    reached = zip(sorted(grown), accumulate(grown[bucket] for bucket in sorted(grown)), strict=True)
+    middle = next(bucket for bucket, below in reached if 2 * below >= total)
+    batch = str(batch_bucket(round(tokens / steps)))
+    median_ms = 1000 * midpoint_s(min(max(middle, 0), BUCKETS - 1))
+    return {"steps": {batch: total}, "compute_ms": {batch: round(total * median_ms, 3)}, "of_cell": True}
 
 
 def _more_clocks(before: Mapping[str, Any], after: Mapping[str, Any]) -> Sums:

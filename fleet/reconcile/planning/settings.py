@@ -212,6 +212,8 @@ class FaultSettings:
     """Robust z-score of an outlier: Iglewicz and Hoaglin (1993), and design.md."""
     slow_peers: int = 5
     """Fewer peers are no cohort (design.md, faults)."""
+    slow_mates: int = 2
+    """The same for the other ranks of a cell. With one, a stall of either would make the other one's speed the norm."""
     slow_mad_share: float = 0.02
     """Minimum spread relative to the cohort's median: identical machines differ by about this much."""
     throttled_share: float = 0.5

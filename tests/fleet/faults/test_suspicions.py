@@ -1,7 +1,7 @@
 """Common causes halt rollouts and touch no hardware. A slow node is found by its own computing time, and its cell mates
 are not blamed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from fleet.deployments.planner import UpdatePolicy
 from fleet.faults.planning.planner import plan_faults
 from fleet.faults.planning.slow import find_slow, relative_times
 from fleet.faults.planning.suspicions import is_common
-from fleet.faults.planning.views import DeviceWindow, IncidentKind, StepWindow
+from fleet.faults.planning.views import DeviceWindow, IncidentKind, Rule, RuleMode, StepWindow
 from fleet.reconcile.planning.decisions import ChangeRollout, CordonNode, OpenIncident, RequestReplacement
 from fleet.reconcile.planning.snapshot import FleetView, RolloutView
 from fleet.reconcile.planning.states import CellState, RolloutState
@@ -146,6 +146,64 @@ def test_its_score_must_be_below_seven_tenths(step_ms: float, expected: list[str
 def test_a_cohort_that_varies_as_much_blames_nobody() -> None:
     spread = {f"f{number}": (20.0 + 6 * number,) * 5 for number in range(6)}
     assert found(slow_cells(6, spread)) == []
+
+
+@pytest.mark.parametrize(
+    ("ranks_ms", "expected"),
+    [
+        pytest.param((20.0, 20.2, 40.0), ["r2"], id="a follower"),
+        pytest.param((40.0, 20.0, 20.2), ["r0"], id="the leader"),
+        pytest.param((20.0, 20.2, 20.1, 19.9, 90.0), ["r4"], id="one of five"),
+        pytest.param((20.0, 20.2, 28.0), [], id="above seven tenths of the speed"),
+        pytest.param((20.0, 26.0, 40.0), [], id="ranks that vary as much"),
+        pytest.param((20.0, 40.0, 40.2), [], id="most are slow"),
+        pytest.param((20.0, 40.0), [], id="of two ranks either may have stalled"),
+        pytest.param((40.0,), [], id="alone"),
+    ],
+)
+def test_a_rank_of_a_single_cell_is_judged_by_the_other_ranks(ranks_ms: Sequence[float], expected: list[str]) -> None:
+    names = [f"r{number}" for number in range(len(ranks_ms))]
+    known = {name: windows("c1", (ms,) * 5) for name, ms in zip(names, ranks_ms, strict=True)}
+    view = with_faults(fleet(*(member(name) for name in names), cell("c1", *names), wanted=1), windows=known)
+    assert found(view) == expected
+    for one in find_slow(view, FAULTS):
+        others = len(ranks_ms) - 1
+        assert one.reason.startswith("slower than the other ranks of its cell in 5 of 5 windows: score 0.")
+        assert one.reason.endswith(f"{others} peers")
+
+
+def of_cells(steps_ms: Mapping[str, float], nodes: int) -> FleetView:
+    """Cells whose ranks are not measured, such as Neuron's: the step of each as its proxy saw it."""
+    parts: list[Any] = []
+    known = {}
+    for name, ms in steps_ms.items():
+        ranks = [f"{name}-{rank}" for rank in range(nodes)]
+        parts += [*(member(rank, of=name) for rank in ranks), cell(name, *ranks)]
+        known[ranks[0]] = tuple(replace(one, of_cell=True) for one in windows(name, (ms,) * 5))
+    return with_faults(fleet(*parts, nodes_per_cell=nodes, wanted=len(steps_ms)), windows=known)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "subject", "node", "adds"),
+    [(1, "c3-0", "c3-0", ""), (2, "c3", "", "; any of its 2 nodes may be the slow one")],
+)
+def test_a_slow_cell_without_measured_ranks_is_an_incident_that_touches_nothing(
+    nodes: int, subject: str, node: str, adds: str
+) -> None:
+    view = of_cells({f"c{number}": 40.0 if number == 3 else 20.0 + number / 10 for number in range(6)}, nodes)
+    (opened,) = plan_faults(view, SETTINGS, NOW)
+    assert isinstance(opened, OpenIncident)
+    assert (opened.kind, opened.subject, opened.node, opened.cell) == (IncidentKind.SLOW, subject, node, "c3")
+    assert f" {subject}: slower than its cohort in 5 of 5 windows: score 0.51" in opened.summary
+    assert opened.summary.endswith(f"5 peers{adds}")
+    assert opened.cohort.startswith("cells of ")
+    assert opened.evidence["members"] == [f"c3-{rank}" for rank in range(nodes)]
+    off = replace(view, faults=replace(view.faults, modes={Rule.SLOW: RuleMode.OFF}))
+    assert plan_faults(off, SETTINGS, NOW) == ()
+    assert (
+        plan_faults(of_cells({f"c{number}": 20.0 + 20 * (number > 3) for number in range(5)}, nodes), SETTINGS, NOW)
+        == ()
+    )
 
 
 def test_windows_of_an_older_generation_say_nothing() -> None:
