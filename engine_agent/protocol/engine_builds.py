@@ -5,7 +5,7 @@ it."""
 import hashlib
 import json
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -108,6 +108,27 @@ class HostFacts:
     cpu_flags: Collection[str]
     glibc: str
     driver: str = ""
+
+
+class NeededBuild(Struct, frozen=True):
+    """A build that deployments of a region name for machines with accelerators of this make; `cpu`: without any."""
+
+    make: str
+    build: EngineBuild
+
+
+def why_no_build_runs(needed: Iterable[NeededBuild], makes: Collection[str], host: HostFacts) -> str:
+    """Why a host could run no cell: it is below the floors of every build that deployments name for its accelerators.
+    Empty if it can run one of them, or none is named. `makes`: of its accelerators."""
+    whys = {
+        one.build.name: why_unsuitable(one.build.facts, host)
+        for one in needed
+        if one.make in (makes or {"cpu"}) and one.build.facts is not None
+    }
+    if not whys or not all(whys.values()):
+        return ""
+    reasons = "; ".join(f"{name}: {why}" for name, why in sorted(whys.items()))
+    return f"this host can run no engine build that deployments of its region name: {reasons}"
 
 
 def parse_facts(text: str | bytes, where: str) -> BuildFacts:

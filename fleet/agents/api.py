@@ -37,9 +37,11 @@ from fleet.agents.planner import BadProof, ProofRefused
 from fleet.agents.selectors import cache_place, is_under_suspicion, server_pin, trust_now
 from fleet.agents.services.enrolment import RETRY_AFTER_S, NotYet, agents_identify, machine_attest
 from fleet.clouds.aws.identity import sts_host
+from fleet.deployments.selectors import builds_needed
 from fleet.machines.models import Invitation
 from fleet.machines.services.machines import InvitationRefused, invitation_open, is_ticket, join_refused
 from fleet.nodes.selectors import holders_of
+from fleet.reconcile.planning.states import MachineRole
 from fleet.releases.services.archive import (
     AgentArchive,
     ArchiveUnavailable,
@@ -311,7 +313,7 @@ def check(request: HttpRequest) -> HttpResponse:
     knows the nonce.
 
     `port` 0 makes no connection, and only the caller's address is ever connected to. `machine` and `cloud`: of a
-    machine that a cloud launched, else ""."""
+    machine that a cloud launched, else "". `builds`: those that deployments there name (`NeededBuild`)."""
     found = _open_invitation(request)
     if isinstance(found, HttpResponse):
         return found
@@ -332,7 +334,8 @@ def check(request: HttpRequest) -> HttpResponse:
             trouble = _trouble_reaching(address, port, str(nonce))
         finally:
             _checking.release()
-    trust = trust_now()
+    trust, is_node = trust_now(), found.role == MachineRole.NODE
+    builds = builds_needed(found.region_id, found.instance_type_id or "") if is_node else ()
     return JsonResponse(
         {
             "region": found.region_id,
@@ -344,6 +347,7 @@ def check(request: HttpRequest) -> HttpResponse:
             "time": time.time(),
             "bundle": trust.bundle if trust and not settings.PLAIN_LINKS else "",
             "trouble": trouble,
+            "builds": msgspec.to_builtins(builds),
         }
     )
 

@@ -1,12 +1,14 @@
 """Reads what deployments serve: whether a version fits instance types, who uses a version, and the names that
 applications use, with a check that none is taken. Never writes."""
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 from django.db.models import Q, QuerySet
 
+from engine_agent.protocol.engine_builds import EngineBuild, NeededBuild
 from engine_agent.protocol.states import CellRole
 from fleet.cells.models import Cell
 from fleet.clouds.models import CapacityPool
@@ -22,8 +24,9 @@ from fleet.rollouts.models import Rollout
 from fleet.rollouts.selectors import ACTIVE
 from kernel import clock
 from kernel.refusals import InvalidInput
+from models_registry.builds.selectors import builds_ordered
 from models_registry.instance_types.models import InstanceType, Origin
-from models_registry.instance_types.planner import InstanceShape
+from models_registry.instance_types.planner import CPU, WITHOUT_CHIPS, InstanceShape
 from models_registry.instance_types.selectors import instance_shapes, types_of_versions
 from models_registry.versions.models import ModelVersion, VersionState
 from models_registry.versions.planning.engine_arguments import check_engine_options, render_engine_plan
@@ -34,6 +37,28 @@ from models_registry.versions.selectors import engine_allowances, version_stated
 
 MAX_NAMED_USES = 5
 """Number of uses listed by name."""
+
+
+def builds_needed(region: str, instance_type: str = "") -> tuple[NeededBuild, ...]:
+    """The builds that a host of this type, or of any, needs for the deployments of a region. None for a make of
+    accelerators if a deployment on it names no build: such a host may serve that one. Three queries."""
+    there = Deployment.objects.filter(regions__region=region).select_related("model_version").order_by("name")
+    rows = [row for row in there if not instance_type or instance_type in row.instance_types]
+    shapes = instance_shapes({kind for row in rows for kind in row.instance_types})
+    known = builds_ordered() if rows else {}
+    named: dict[str, dict[str, EngineBuild]] = defaultdict(dict)
+    for row in rows:
+        for kind in [instance_type] if instance_type else row.instance_types:
+            with suppress(InvalidVersion):
+                build = row.model_version.spec().on(kind).engine_build
+                make = CPU if shapes[kind].accelerator in WITHOUT_CHIPS else shapes[kind].vendor
+                named[make][build] = known.get(build, EngineBuild(build))
+    return tuple(
+        NeededBuild(make, EngineBuild(name, facts=build.facts))
+        for make, builds in sorted(named.items())
+        for name, build in sorted(builds.items())
+        if "" not in builds
+    )
 
 
 def version_fit(

@@ -23,6 +23,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+import msgspec
+
+from engine_agent.engines.builds.store import host_facts
 from engine_agent.node.enrolment import NONCE_FILE, Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.node.identity import Identity
 from engine_agent.node.imds import CLOUD_VARIABLE
@@ -34,6 +37,7 @@ from engine_agent.node.machine.reboots import COMMAND_VARIABLE, DEFAULT_COMMAND
 from engine_agent.node.machine.releases import let_all_read
 from engine_agent.node.machine.tenant import Tenant, tenant_names
 from engine_agent.node.telemetry.fingerprint import AGENT_ROOT
+from engine_agent.protocol.engine_builds import NeededBuild, why_no_build_runs
 from engine_agent.protocol.machine_messages import MachineFacts, machine_id_of
 from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY, first_ports, ingress_ports
 from engine_agent.protocol.states import AgentKind
@@ -223,11 +227,20 @@ def _check_host(
     facts = read_facts(address, first, paths.state, clock_ahead_s=ahead_s)
     named = f"{first} to {ports[-1]}" if is_node else ", ".join(map(str, ports))
     found = failures(facts, read_driverless(), Seen(address, local, trouble), taken, named)
+    found += [why] if (why := _why_no_build(invitation, facts)) else []
     if found:
         with contextlib.suppress(ControlRefused):
             client.post("/agents/join/refused", {"reason": "; ".join(found)})
         raise NotJoined(*found)
     return facts
+
+
+def _why_no_build(invitation: dict[str, object], facts: MachineFacts) -> str:
+    try:
+        needed = msgspec.convert(invitation.get("builds", ()), tuple[NeededBuild, ...])
+    except msgspec.ValidationError as error:
+        return f"the control plane states builds that this agent cannot read: {error}"
+    return why_no_build_runs(needed, {device.kind for device in facts.devices}, host_facts())
 
 
 def _variables(cloud: str) -> dict[str, str]:

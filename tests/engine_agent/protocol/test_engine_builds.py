@@ -5,7 +5,16 @@ from typing import Any
 
 import pytest
 
-from engine_agent.protocol.engine_builds import BadBuild, HostFacts, parse_facts, part_names, why_unsuitable
+from engine_agent.protocol.engine_builds import (
+    BadBuild,
+    EngineBuild,
+    HostFacts,
+    NeededBuild,
+    parse_facts,
+    part_names,
+    why_no_build_runs,
+    why_unsuitable,
+)
 from tests.engine_agent.engines.builds.packed import FACTS, facts
 
 HOST = HostFacts("x86_64", frozenset({"avx2"}), "2.35", "570.26")
@@ -24,6 +33,44 @@ HOST = HostFacts("x86_64", frozenset({"avx2"}), "2.35", "570.26")
 )
 def test_a_host_below_a_floor_is_named(needs: dict[str, Any], why: str) -> None:
     assert why_unsuitable(facts(**needs), HOST) == why
+
+
+def needed(make: str, name: str, **needs: Any) -> NeededBuild:
+    return NeededBuild(make, EngineBuild(name, facts=facts(**needs)))
+
+
+NEWER, OLDER = needed("nvidia", "cuda13", least_driver="580"), needed("nvidia", "cuda12", least_driver="525")
+FOREIGN = needed("cpu", "arm", cpu_arch="aarch64")
+
+
+@pytest.mark.parametrize(
+    ("builds", "makes", "why"),
+    [
+        pytest.param([], {"nvidia"}, "", id="none is named"),
+        pytest.param([NEWER, OLDER], {"nvidia"}, "", id="one of two runs"),
+        pytest.param([NEWER], {"neuron"}, "", id="for other accelerators"),
+        pytest.param([NEWER], set(), "", id="for accelerators, on a host without"),
+        pytest.param([FOREIGN], {"nvidia"}, "", id="for hosts without accelerators"),
+        pytest.param([needed("nvidia", "x")], {"nvidia"}, "", id="fits"),
+        pytest.param([NeededBuild("nvidia", EngineBuild("gone"))], {"nvidia"}, "", id="unknown by now"),
+        pytest.param(
+            [NEWER, FOREIGN],
+            {"nvidia"},
+            "this host can run no engine build that deployments of its region name: "
+            "cuda13: it needs the NVIDIA driver 580 or newer, and this host has 570.26",
+            id="an old driver",
+        ),
+        pytest.param(
+            [needed("cpu", "b", least_glibc="2.39"), FOREIGN],
+            set(),
+            "this host can run no engine build that deployments of its region name: arm: it is for aarch64 processors, "
+            "and this host has x86_64; b: it needs glibc 2.39 or newer, and this host has 2.35",
+            id="each is named",
+        ),
+    ],
+)
+def test_a_host_that_can_run_no_named_build_is_told_why(builds: list[NeededBuild], makes: set[str], why: str) -> None:
+    assert why_no_build_runs(builds, makes, HOST) == why
 
 
 def test_a_build_for_gpus_needs_a_driver_and_one_for_glibc_needs_glibc() -> None:

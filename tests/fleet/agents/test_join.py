@@ -11,18 +11,26 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from asgiref.sync import async_to_sync
+from django.db import connection
 from django.test import Client
+from django.test.utils import CaptureQueriesContext
 
+from engine_agent.protocol.engine_builds import BuildFacts, NeededBuild
+from engine_agent.protocol.engine_builds import EngineBuild as Ordered
 from fleet.agents import api as join
 from fleet.agents.services.enrolment import credential_issue
+from fleet.deployments.selectors import builds_needed
 from fleet.machines.models import Invitation
 from fleet.machines.services.machines import REFUSALS_PER_MIN, invitation_create
 from fleet.releases.services import archive as agent_archive
 from kernel import clock
 from kernel.metrics import JOINS_REFUSED
 from kernel.models import Event
+from models_registry.builds.models import EngineBuild
+from models_registry.versions.models import ModelVersion
 from tests.fleet import rows
 from tests.ports import free_port
 
@@ -77,6 +85,26 @@ def test_a_host_is_told_what_it_joins_and_whether_it_is_reached(token: str) -> N
         status, found = check(token, {"port": port, "nonce": NONCE})
     assert status == 200
     assert (found["region"], found["role"], found["address"], found["trouble"]) == ("pool", "node", "127.0.0.1", "")
+
+
+def test_a_host_is_told_the_builds_that_deployments_of_its_region_name(token: str) -> None:
+    row = rows.deployment(where="pool")
+    asks = {"port": 0, "nonce": NONCE}
+    assert check(token, asks)[1]["builds"] == [], "an engine that no build provides may be installed"
+    facts = BuildFacts("sim", "1", "cpu", "bin/python", "3.11.7", "x86_64", "2.35", 2, 1, 1, cpu_flags=("avx2",))
+    EngineBuild.objects.create(
+        name="sim-1", uri="s3://private/sim-1", actor="ada", created_at=rows.NOW, **msgspec.to_builtins(facts)
+    )
+    ModelVersion.objects.filter(pk=row.model_version_id).update(engine_build="sim-1")
+    [found] = check(token, asks)[1]["builds"]
+    assert msgspec.convert(found, NeededBuild) == NeededBuild("cpu", Ordered("sim-1", facts=facts))
+    assert "private" not in str(found), "where it is stored is for agents"
+    with CaptureQueriesContext(connection) as queries:
+        assert builds_needed("pool", "local.cpu") == builds_needed("pool")
+    assert len(queries) == 6
+    assert builds_needed("pool", "another") == builds_needed("elsewhere") == ()
+    Invitation.objects.update(role="ingress")
+    assert check(token, asks)[1]["builds"] == []
 
 
 def test_what_answers_in_its_place_is_not_it(token: str) -> None:

