@@ -258,7 +258,7 @@ class Fleet:
         if role is Role.NODE:
             body["instance_type"] = INSTANCE_TYPE
         line: str = self.ask("POST", "machines/invitations/", body)["line"]
-        return line
+        return f"{line} --allow-reboot" if role is Role.NODE else line
 
     def _join(self, host: Host, line: str) -> str:
         output = ""

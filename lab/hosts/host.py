@@ -23,6 +23,8 @@ CRONTAB, CRON_TABLE = "crontab", "/var/spool/cron/table"
 SHUTDOWN = "shutdown"
 ENDS = signal.SIGUSR2
 """What the command `shutdown` sends to PID 1."""
+REBOOTS, REBOOTED = signal.SIGUSR1, 3
+"""What `shutdown -r` sends, and the exit status of PID 1 after it."""
 AT_BOOT = "@reboot "
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 BOOT_LOG = "/var/log/boot.log"
@@ -105,6 +107,7 @@ def _init(environment: dict[str, str]) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(ENDS, lambda _number, _frame: os._exit(0))
+    signal.signal(REBOOTS, lambda _number, _frame: os._exit(REBOOTED))
     for command in start_at_boot(Path(START_AT_BOOT), Path(CRON_TABLE)):
         with contextlib.suppress(OSError):
             subprocess.Popen(
@@ -112,12 +115,12 @@ def _init(environment: dict[str, str]) -> None:
                 start_new_session=True,
             )  # fmt: skip
     # From here on it is waited for, and not before: what starts at boot must not inherit a blocked signal.
-    awaited = {signal.SIGCHLD, ENDS}
+    awaited = {signal.SIGCHLD, ENDS, REBOOTS}
     signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     while True:
         _reap()
-        if signal.sigwait(awaited) == ENDS:
-            os._exit(0)
+        if (received := signal.sigwait(awaited)) != signal.SIGCHLD:
+            os._exit(0 if received == ENDS else REBOOTED)
 
 
 def start_at_boot(folder: Path, cron_table: Path) -> list[list[str]]:

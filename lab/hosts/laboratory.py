@@ -31,7 +31,7 @@ from lab.hosts.conditions import (
     write_state,
 )
 from lab.hosts.file_tree import FileTree, etc_files, place_of, remove_files, write
-from lab.hosts.host import CLOCK, CRONTAB, LIBRARY, SHUTDOWN, host_environment
+from lab.hosts.host import CLOCK, CRONTAB, LIBRARY, REBOOTED, SHUTDOWN, host_environment
 from lab.hosts.places import CHECKOUT, Places
 from lab.hosts.topology import CLOUD, OUTSIDE, NoLaboratory, TemporaryHost, Topology
 
@@ -67,6 +67,7 @@ class Laboratory:
         self.clocks: dict[str, float] = {}
         self.shut_down: set[str] = set()
         """Hosts that exited without a command to power off."""
+        self._reboots: set[asyncio.Task[None]] = set()
         self._temporary_hosts: dict[str, TemporaryHost] = {}
         self._places = places
         self._rules = {router: frozenset[str]() for router in topology.routers}
@@ -226,6 +227,13 @@ class Laboratory:
         finally:
             del self.running[name]
             self._tell_cloud(name)
+        if os.WIFEXITED(status) and os.WEXITSTATUS(status) == REBOOTED:
+            self._reboots.add(reboot := asyncio.get_running_loop().create_task(self._boot_again(name)))
+            reboot.add_done_callback(self._reboots.discard)
+
+    async def _boot_again(self, name: str) -> None:
+        with contextlib.suppress(NoLaboratory):  # it was removed or booted meanwhile
+            await self.boot(name)
 
     def _unplug(self, name: str) -> None:
         # A namespace takes its time to go, and its cable with it, whose name and address the next one may need.

@@ -1,6 +1,6 @@
 """A fleet on separate hosts: a control plane, an ingress and two nodes that joined, each with its network, files and
 processes. One host loses power, and the cell serves again; no plain text passes between hosts. Of two control hosts on
-one database, the second takes over when the first loses power.
+one database, the second takes over when the first loses power. A joined host reboots to repair its node.
 """
 
 import json
@@ -15,9 +15,11 @@ import httpx
 import pytest
 
 from lab.hosts import client
+from lab.hosts.fleet import Fleet, read_ports
 from lab.hosts.places import CHECKOUT, read_places
 from tests.controlplane.embedded.processes import eventually
 from tests.scenarios.running_fleet import free_ports
+from tests.scenarios.test_healing import BREAK
 
 pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(900)]
 
@@ -80,3 +82,41 @@ def test_a_second_control_host_decides_when_the_first_loses_its_power(environmen
     lab(environment, "boot", "c1")
     assert eventually(lambda: bool(health(environment).get("hosts_are_well")))
     lab(environment, "check")
+
+
+BOOT = "print(open('/proc/1/stat').read().rpartition(')')[2].split()[19])"
+ON_CONTROL = """
+import json, os, subprocess, sys
+state = json.load(open("/var/lib/switchyard/up.json"))
+secret = {"SECRET_KEY": "of-a-test-that-signs-nothing-0123456789-abcdefghijkl"}
+found = {"DATABASE_URL": state["database_url"], "VALKEY_URL": state.get("valkey_url", ""), **secret}
+home = {"SWITCHYARD_HOME": "/var/lib/switchyard"}
+command = [sys.argv[1], "manage.py", "shell", "-c", sys.argv[3]]
+sys.exit(subprocess.call(command, cwd=sys.argv[2], env={**os.environ, **home, **found}))
+"""
+
+
+@pytest.mark.long
+def test_a_joined_host_reboots_once_to_repair_its_node(environment: dict[str, str]) -> None:
+    lab(environment, "up", "--detach", "--controls", "1", *SMALL)
+    places = read_places(environment)
+    topology = client.topology_of(places)
+    fleet = Fleet(places, topology, read_ports(environment), print)
+    address = str(topology.host("n1").address)
+    (machine,) = [row for row in fleet.rows("machines") if row["address"] == address]
+    assert machine["may_reboot"]
+    first = lab(environment, "exec", "n1", "--", "python3", "-S", "-c", BOOT)
+    broken = ("python3", "-c", ON_CONTROL, sys.executable, str(CHECKOUT), BREAK % machine["node"])
+    lab(environment, "exec", "c1", "--", *broken)
+
+    def not_repaired() -> str:
+        (node,) = [row for row in fleet.rows("nodes") if row["id"] == machine["node"]]
+        is_repaired = node["state"] == "ready" and node["reason"].startswith("repaired by a reboot of its machine: ")
+        return "" if is_repaired else f"it is {node['state']}: {node['reason']}"
+
+    fleet.until(not_repaired, LIMIT_S, "the node is not repaired")
+    assert lab(environment, "exec", "n1", "--", "python3", "-S", "-c", BOOT) != first
+    events = fleet.ask("GET", "events/?kind=node.rebooted&page_size=500")["results"]
+    assert [event["node"] for event in events] == [machine["node"]]
+    again = [row for row in fleet.rows("machines") if row["address"] == address]
+    assert [(row["id"], row["connected"]) for row in again] == [(machine["id"], True)]

@@ -23,6 +23,8 @@ from tests.lab.hosts.conftest import ASK, ECHO, NOT_REACHED_AFTER_S, ROUND_TRIP_
 pytestmark = pytest.mark.processes
 
 ADDRESS = "10.1.16.4"
+BOOT = "print(open('/proc/1/stat').read().rpartition(')')[2].split()[19])"
+"""Prints the part of `engine_agent.node.machine.reboots.this_boot` that differs after a reboot of a container."""
 LINK_LOCAL = IPv4Address("169.254.169.254")
 
 
@@ -125,7 +127,17 @@ def test_a_temporary_host_that_shuts_down_is_another_thing_than_one_without_powe
 
     lab.ask("boot", name="v1")
     assert (state(lab, "v1")["power"], state(lab, "v1")["shut_down"]) == (True, False)
-    assert lab.run("v1", "shutdown", "-r", "now").returncode != 0
+    assert lab.run("v1", "shutdown", "-c", "now").returncode != 0
+
+
+def test_a_host_that_reboots_comes_back_as_another_boot_with_its_files(lab: Lab) -> None:
+    add(lab, temporary_host())
+    before = lab.python("v1", BOOT).stdout
+    lab.run("v1", "sh", "-c", "echo kept > /var/lib/kept; setsid -f shutdown -r now > /dev/null 2>&1")
+    eventually(lambda: lab.python("v1", BOOT).stdout not in ("", before), "it has booted again")
+    eventually(lambda: reaches(lab, "v1", str(LINK_LOCAL)), "it listens again")
+    assert not state(lab, "v1")["shut_down"]
+    assert lab.run("v1", "cat", "/var/lib/kept").stdout == "kept\n"
 
 
 @pytest.mark.parametrize(
