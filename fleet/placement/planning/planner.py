@@ -82,6 +82,7 @@ class Placement:
             (region.name, kind): n for region in fleet.regions.values() for kind, n in region.repair_only.items()
         }
         self._load = _cells_by_domain(fleet)
+        self._on_device = _nodes_by_device(fleet)
 
     def place(self, orders: Sequence[PlacementRequest]) -> dict[str, PlacementResult]:
         """A result for each request, by cell."""
@@ -156,10 +157,26 @@ class Placement:
         """Nodes of places that already count as taken."""
         nodes = []
         for leaf, count in parts:
+            if any(node.shared_device for node in leaf.nodes):
+                self._spread_over_devices(order.deployment, leaf, count)
             nodes += leaf.nodes[:count]
             del leaf.nodes[:count]
         self.spares.remove(order.pool, order.engine, order.markets, nodes)
         return tuple(nodes)
+
+    def _spread_over_devices(self, deployment: str, leaf: SpareGroup, count: int) -> None:
+        """Moves the next `count` nodes of a place to its front: of equally cheap ones, those on devices with the fewest
+        nodes of the deployment."""
+        for at in range(count):
+            best = min(leaf.nodes[at:], key=lambda node: self._device_rank(deployment, node))
+            leaf.nodes.remove(best)
+            leaf.nodes.insert(at, best)
+            if best.shared_device:
+                self._on_device[deployment, best.topology, best.shared_device] += 1
+
+    def _device_rank(self, deployment: str, node: NodeView) -> tuple[float, int]:
+        others = self._on_device[deployment, node.topology, node.shared_device] if node.shared_device else 0
+        return node.price_per_hour or 0.0, others
 
     def _refuse(self, order: PlacementRequest, allowed: int) -> Refused:
         """Holds the spares of the `allowed` ones that the cell can use, and says what is missing."""
@@ -224,4 +241,15 @@ def _cells_by_domain(fleet: FleetView) -> CellsByDomain:
         if cell.members and cell.state is not CellState.DRAINING:
             node = fleet.nodes.get(cell.members[0].node)
             load[cell.deployment, failure_domain(node.topology) if node else ""] += 1
+    return load
+
+
+def _nodes_by_device(fleet: FleetView) -> Counter[tuple[str, Path, str]]:
+    """Nodes in cells by deployment, machine and the device that they share with other nodes."""
+    load: Counter[tuple[str, Path, str]] = Counter()
+    for cell in fleet.cells.values():
+        for member in cell.members if cell.state is not CellState.DRAINING else ():
+            node = fleet.nodes.get(member.node)
+            if node and node.shared_device:
+                load[cell.deployment, node.topology, node.shared_device] += 1
     return load

@@ -72,7 +72,8 @@ class NodeView:
     its report; `software`: its fields, those of engines as `<engine>.<field>`; `ordered`: a pending order to its
     provider, with `unit`, the ID of machines launched together; `cordoned_for_notice`: cordoned until its provider
     withdraws the notice; `markets`: where it may be bought, or was; `price_per_hour`: US dollars, or None if unknown;
-    `devices`: accelerators that its agent found; `prefetch`: versions that it is ordered to fetch in advance."""
+    `devices`: accelerators that its agent found; `shared_device`: the device of its machine that it shares with other
+    nodes, or ""; `prefetch`: versions that it is ordered to fetch in advance."""
 
     id: str
     region: str
@@ -93,6 +94,7 @@ class NodeView:
     fingerprint: str = ""
     software: Fingerprint = field(default_factory=dict)
     devices: int = 0
+    shared_device: str = ""
     prefetch: tuple[str, ...] = ()
 
     @property

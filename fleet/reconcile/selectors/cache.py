@@ -52,6 +52,7 @@ _NODES = (
 _NODE_KEPT = """state <> 'retired' OR terminated_at IS NULL
     OR EXISTS (SELECT 1 FROM fleet_cellmember WHERE node_id = fleet_node.id)"""
 _BOUGHT_KEPT = f"price_per_hour IS NOT NULL AND runs <> '' AND state <> '{MachineState.GONE}'"
+_SHARED_KEPT = "runs <> '' AND coalesce((owns ->> 'share')::float8, 1) < 1"
 _REPORTS = (
     *("node_id", "connected", _epoch("last_seen_at"), _epoch("connection_changed_at"), "state", "cell", "generation"),
     *("reason", _epoch("unhealthy_since"), "health ->> 'reason'", "load ->> 'in_flight'", "listener", "xmin::text"),
@@ -83,6 +84,7 @@ class FleetCache:
         self._reports = RowCache("fleet_nodereport", _REPORTS)
         self._machines = RowCache("fleet_machinestatus", ("node_id", "status", "described_at"))
         self._bought = RowCache("fleet_machine", ("id", "runs", "price_per_hour"), kept=_BOUGHT_KEPT)
+        self._shared = RowCache("fleet_machineslot", ("id", "runs", "owns -> 'devices' ->> 0"), kept=_SHARED_KEPT)
         self._orders = RowCache("fleet_providercall", ("node_id", "action", "unit"))
         self._cells = RowCache("fleet_cell", _CELLS, kept=f"state <> '{CellState.STOPPED}'")
         self._members = RowCache("fleet_cellmember", ("id", "cell_id", "node_id", "rank"))
@@ -94,6 +96,7 @@ class FleetCache:
             self._nodes,
             self._machines,
             self._bought,
+            self._shared,
             self._orders,
             self._steps,
             self._reports,
@@ -102,6 +105,7 @@ class FleetCache:
         self._disruptions: dict[str, str] = {}
         self._versions: dict[int, ModelVersion] = {}
         self._price_of: dict[str, float] = {}
+        self._device_of: dict[str, str] = {}
         self._node_views: dict[str, NodeView] = {}
         self._cell_views: dict[str, CellView] = {}
         self._windows: dict[str, tuple[StepWindow, ...]] = {}
@@ -112,10 +116,10 @@ class FleetCache:
         if self._looks.begin():
             self._forget()
         self.written.look()
-        cells, members, nodes, machines, bought, orders, steps, reports = self._tables.refresh()
+        cells, members, nodes, machines, bought, shared, orders, steps, reports = self._tables.refresh()
         self._take_cells(cells.keys() | self._take_members(members))
-        priced = self._take_prices(bought)
-        self._take_nodes(nodes.keys() | machines.keys() | priced | orders.keys() | reports.keys(), settings, now)
+        facts = self._take_prices(bought) | self._take_devices(shared)
+        self._take_nodes(nodes.keys() | machines.keys() | facts | orders.keys() | reports.keys(), settings, now)
         for node in steps:
             self._windows.pop(node, None)
             if (row := self._steps.rows.get(node)) is not None:
@@ -219,6 +223,12 @@ class FleetCache:
         known, self._price_of = self._price_of, dict(self._bought.rows.values())
         return {node for node, _ in known.items() ^ self._price_of.items()}
 
+    def _take_devices(self, slots: Mapping[int, Row | None]) -> set[str]:
+        if not slots:
+            return set()
+        known, self._device_of = self._device_of, dict(self._shared.rows.values())
+        return {node for node, _ in known.items() ^ self._device_of.items()}
+
     def _take_nodes(self, changed: set[str], settings: FleetSettings, now: datetime) -> None:
         if not all(member[1] in self._nodes.rows for member in self._members.rows.values()):
             self._nodes.forget()  # a node outside the cache has joined a cell
@@ -259,6 +269,7 @@ class FleetCache:
             unit="" if order is None else order[1],
             markets=_markets(markets),
             price_per_hour=self._price_of.get(node),
+            shared_device=self._device_of.get(node, ""),
             fingerprint=digest,
             software=software,
             devices=devices,

@@ -289,6 +289,21 @@ def test_cells_of_a_deployment_are_on_different_machines_while_another_is_free()
     assert chosen(grown, order(1, "c1")) == [["b0"]]
 
 
+def test_cells_of_a_deployment_that_share_a_machine_are_on_different_devices_while_another_has_room() -> None:
+    def half(name: str, device: str) -> NodeView:
+        return at(name, f"m-{name[0]}", shared_device=device)
+
+    spares = [half(f"{machine}{number}", str(number // 2)) for machine in "ab" for number in range(4)]
+    orders = [order(1, f"c{number}") for number in range(5)]
+    placed = [names[0] for names in chosen(fleet(*spares), *orders) if names]
+    assert Counter(name[0] for name in placed[:2]) == Counter("ab")
+    assert Counter(int(name[1]) // 2 for name in placed[:4] if name[0] == "a") == Counter((0, 1))
+    assert len(set(placed)) == 5
+    grown = fleet(half("a1", "0"), half("a2", "1"), replace(half("a0", "0"), spare_since=None), cell("c0", "a0"))
+    assert chosen(grown, order(1, "c1")) == [["a2"]]
+    assert chosen(grown, order(1, "c1", deployment="qwen")) == [["a1"]]
+
+
 def test_the_members_of_a_cell_share_a_machine_if_one_has_room() -> None:
     view = fleet(at("a0", "m-a"), at("b0", "m-b"), at("b1", "m-b"))
     assert chosen(view, order(2)) == [["b0", "b1"]]

@@ -10,7 +10,7 @@ import pytest
 from fleet.cells.models import Cell, CellMember, Disruption
 from fleet.deployments.planner import UpdatePolicy, policy_as_json
 from fleet.faults.models import StepRecord
-from fleet.machines.models import Machine, MachineStatus, ProviderCall
+from fleet.machines.models import Machine, MachineSlot, MachineStatus, ProviderCall
 from fleet.nodes.models import Node, NodeReport
 from fleet.reconcile.planning.planner import PLANNERS
 from fleet.reconcile.planning.settings import FleetSettings
@@ -126,6 +126,14 @@ def _price(chance: random.Random, now: datetime) -> None:
     Machine.objects.filter(id=machine).update(runs=node, state=state, price_per_hour=price)
 
 
+def _share_device(chance: random.Random, now: datetime) -> None:
+    """A node gets a part of a device, or leaves it."""
+    node, devices = _node(chance), [chance.randrange(2)]
+    MachineSlot.objects.filter(runs=node).update(runs="")
+    owns = {"kind": "nvidia", "devices": devices, "share": chance.choice([0.5, 0.5, 1.0])}
+    MachineSlot.objects.filter(machine=f"m-{chance.randrange(2)}").update(runs=node, owns=owns)
+
+
 def _measure_steps(chance: random.Random, now: datetime) -> None:
     window = {"index": chance.randrange(9), "steps": {"3": 100}, "compute_ms": {"3": 9.5}}
     defaults: dict[str, Any] = {"cell": "c0", "generation": 1, "index": 9, "windows": [window]}
@@ -142,7 +150,7 @@ def _cell(chance: random.Random) -> str:
 
 CHANGES: list[Callable[[random.Random, datetime], None]] = [
     *(_move_node, _report, _count, _forget_report, _describe, _order, _move_cell, _stop_or_bring_back, _swap_member),
-    *(_disrupt, _end_machine, _measure_steps, _price),
+    *(_disrupt, _end_machine, _measure_steps, _price, _share_device),
 ]
 
 
@@ -150,7 +158,7 @@ CHANGES: list[Callable[[random.Random, datetime], None]] = [
 def fleet() -> None:
     made = [rows.node(f"n-{number}") for number in range(NODES)]
     for number in range(2):
-        rows.machine(f"m-{number}")
+        MachineSlot.objects.create(machine=rows.machine(f"m-{number}"), number=0, owns={})
     for number in range(CELLS):
         rows.cell(f"c{number}", *made[2 * number : 2 * number + 2])
     lease_take(name=LISTENING_LEASE, holder="web", ttl_s=3600, now=NOW - timedelta(minutes=10))
