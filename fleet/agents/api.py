@@ -138,6 +138,8 @@ def release(request: HttpRequest, release: str, digest: str) -> HttpResponseBase
 FIRST_BYTE = re.compile(r"bytes=([0-9]{1,15})-")
 FETCHES_PER_MIN = 6000
 """Of one network: a hundred hosts behind one address fetch 40 parts each."""
+HOLDERS_PER_MIN = 600
+"""Of one network: a hundred hosts behind one address fetch something each. Each answer can read a region's reports."""
 
 
 @require_GET
@@ -166,16 +168,18 @@ def artifact(request: HttpRequest, digest: str, name: str = "") -> HttpResponseB
 def holders(request: HttpRequest, digest: str) -> HttpResponseBase:
     """`GET /agents/holders/SHA256`: nodes that hold an engine build or weights and from which the calling node may
     fetch them, as JSON. 403, 429."""
-    if isinstance(node := _calling_node(request), HttpResponse):
+    if isinstance(node := _calling_node(request, "agent-holders", HOLDERS_PER_MIN), HttpResponse):
         return node
     found = holders_of(digest, node) if is_sha256(digest) else ()
     return JsonResponse(msgspec.to_builtins(found), safe=False)
 
 
-def _calling_node(request: HttpRequest) -> str | HttpResponse:
+def _calling_node(
+    request: HttpRequest, counted: str = "agent-fetch", per_min: int = FETCHES_PER_MIN
+) -> str | HttpResponse:
     """The node that calls, or why it may fetch nothing now."""
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
-    rate = count_request("agent-fetch", network, FETCHES_PER_MIN)
+    rate = count_request(counted, network, per_min)
     if rate is not None and rate.count > rate.limit:
         answer = {"error": "too many requests from one network"}
         return JsonResponse(answer, status=429, headers={"Retry-After": str(rate.reset_s)})

@@ -21,7 +21,7 @@ from engine_agent.engines.builds.store import parts_folder
 from engine_agent.node import downloads, peers
 from engine_agent.node.enrolment import node_connection
 from engine_agent.node.identity import Identity
-from engine_agent.node.peers import PeerServer, offered_file
+from engine_agent.node.peers import PeerServer, offered_file, serve_peers
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.messages import Holder, Prefetch
 from engine_agent.protocol.ports import ARTIFACTS
@@ -378,6 +378,27 @@ def test_uploads_and_connections_are_limited(
         answered(node, holder, url)
 
 
-def test_a_node_without_a_certificate_serves_nothing(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        PeerServer("127.0.0.1", free_port(), Identity(tmp_path), tmp_path, tmp_path)
+@pytest.mark.asyncio
+async def test_a_node_serves_from_its_first_certificate_until_its_agent_stops(
+    authority: FleetOfTests, folders: tuple[str, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peers, "NO_CERTIFICATE_S", 0.01)
+    digest, weights, builds = folders
+    own, node = Identity(tmp_path / "n-1"), authority.certify(tmp_path / "n-2", IdentityKind.NODE, "n-2")
+    port = free_port()
+    holder = Holder("n-1", "127.0.0.1", port - ARTIFACTS)
+    serving = asyncio.create_task(serve_peers("127.0.0.1", port, own, weights, builds))
+
+    async def status() -> int:
+        with contextlib.suppress(ConnectionRefusedError):
+            return await asyncio.to_thread(answered, node, holder, f"/{digest}/sub/model")
+        return 0
+
+    assert await status() == 0
+    authority.renew(own, IdentityKind.NODE, "n-1")
+    while await status() != 200:
+        pass
+    serving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await serving
+    assert await status() == 0
