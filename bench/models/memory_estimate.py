@@ -32,7 +32,6 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "found": {"gpu_memory_utilization": SHARE},
 }
 COMMON = {"max_model_len": CONTEXT, "max_num_seqs": 16, "max_num_batched_tokens": 2048}
-KINDS = ("mha", "gqa", "tied", "sliding", "hybrid")
 PAGE = PAGES / "memory_estimate.md"
 MARK = "<!-- figures -->\n"
 
@@ -131,12 +130,12 @@ def _row(each: Compared) -> list[str]:
 
 
 def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"one of {', '.join(CONFIGS)}; default: all but mla")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"one of {', '.join(CONFIGS)}; default: all")
     parser.add_argument("--write", action="store_true", help=f"write the figures into {PAGE.name}")
     options = parser.parse_args()
     if unknown := [kind for kind in options.kinds if kind not in CONFIGS]:
         parser.error(f"unknown kind {unknown[0]!r}; choose from {', '.join(CONFIGS)}")
-    figures = report(compare(options.kinds or list(KINDS), environment.install(CACHE, print)))
+    figures = report(compare(options.kinds or list(CONFIGS), environment.install(CACHE, print)))
     print(figures)
     if options.write:
         text = PAGE.read_text()
