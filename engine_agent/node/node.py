@@ -225,7 +225,8 @@ class LocalNode:
 
     def prefetch(self) -> None:
         """Continues to fetch what the order wants in advance."""
-        self._prefetching.advance(self.order.prefetch if self.order is not None else None)
+        wanted = self.order.prefetch if self.order is not None else None
+        self._prefetching.advance(wanted, is_spare=self.desired is None)
 
     async def poll(self) -> None:
         desired, engine = self.desired, self._processes.running(ProcessKind.ENGINE)

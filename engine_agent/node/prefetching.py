@@ -1,15 +1,20 @@
 """Fetches builds and weights in advance, as the order says: one at a time, and only while no engine waits for another
-one. Those that have arrived are locked, so that room for one of them is never made at the cost of another."""
+one. Those that have arrived are locked, so that room for one of them is never made at the cost of another. A spare then
+keeps the weights in memory (`page_cache`)."""
 
 import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
 
 from engine_agent.engines.artifacts import CannotFetch
 from engine_agent.engines.base import EngineUnavailable
 from engine_agent.node.builds import NodeBuilds
 from engine_agent.node.downloads import Downloads
+from engine_agent.node.page_cache import PageCache
 from engine_agent.node.weights import NodeWeights
 from engine_agent.protocol.engine_builds import EngineBuild
 from engine_agent.protocol.messages import NODE_ARTIFACTS_MAX, Artifact, NodeArtifact, Prefetch, Prefetched
@@ -31,13 +36,19 @@ class Prefetching:
         self._weights = weights
         self._downloads = downloads
         self._now_s = now_s
+        self.page_cache = PageCache(now_s)
         self._wanted = NOTHING
         self._kept: dict[str, int] = {}
         self._troubles: dict[str, tuple[str, float]] = {}
 
-    def advance(self, wanted: Prefetch | None) -> None:
-        """Starts to fetch the first thing that is missing, unless something is on its way."""
+    def advance(self, wanted: Prefetch | None, *, is_spare: bool = False) -> None:
+        """Starts to fetch the first thing that is missing, unless something is on its way. On a spare it also starts to
+        read into memory what has arrived."""
         self._wanted = wanted or NOTHING
+        if not is_spare:
+            self.page_cache.keep({})
+        elif not self._downloads.running:
+            self.page_cache.keep(self._folders())
         digests = {each.digest for each in _each(self._wanted)}
         for digest in self._kept.keys() - digests:
             os.close(self._kept.pop(digest))
@@ -66,8 +77,21 @@ class Prefetching:
             with contextlib.suppress(EngineUnavailable):
                 if artifact.digest not in artifacts and self._weights.has(artifact):
                     artifacts[artifact.digest] = NodeArtifact(artifact.digest)
+        artifacts = {
+            digest: msgspec.structs.replace(each, memory_bytes=self.page_cache.bytes_in_memory(digest))
+            for digest, each in artifacts.items()
+        }
         troubles = {digest: text for digest, (text, _) in sorted(self._troubles.items())}
         return Prefetched(tuple(artifacts.values())[:NODE_ARTIFACTS_MAX], troubles)
+
+    def _folders(self) -> dict[str, Path]:
+        """Where complete weights of the order are, by digest."""
+        found = dict[str, Path]()
+        for artifact in self._wanted.artifacts:
+            with contextlib.suppress(EngineUnavailable):
+                if folder := self._weights.folder(artifact):
+                    found[artifact.digest] = folder
+        return found
 
     def _due(self) -> Iterator[EngineBuild | Artifact]:
         for each in _each(self._wanted):

@@ -88,9 +88,17 @@ class NodeWeights:
     def has(self, artifact: Artifact) -> bool:
         """Whether an engine of this node can load it now, or its launcher has fetched it. Raises EngineUnavailable as
         `obtain` does."""
-        if is_fetched(artifact) and self._entry(artifact, self._fetched).is_complete:
-            return True
-        return self._is_on_node(artifact) or self._entry(artifact).is_complete
+        return self.folder(artifact) is not None
+
+    def folder(self, artifact: Artifact) -> Path | None:
+        """Returns where its complete files are; None if they are not on the node. Raises EngineUnavailable as `obtain`
+        does."""
+        if is_fetched(artifact) and (fetched := self._entry(artifact, self._fetched)).is_complete:
+            return fetched.folder
+        if self._is_on_node(artifact):
+            return local_folder(artifact, self._fetched)
+        own = self._entry(artifact)
+        return own.folder if own.is_complete else None
 
     def hold(self, artifact: Artifact) -> int | None:
         """Returns the descriptor of a lock that keeps complete weights in the agent's folder; None if there are none.

@@ -438,13 +438,15 @@ NODE_ARTIFACTS_MAX = 64
 
 class NodeArtifact(Struct, frozen=True, omit_defaults=True):
     """Weights on a machine, or on their way there. `fetching`: the progress of those that are not complete yet.
-    `is_offered`: other nodes may fetch them from this one. `peer_bytes`: what came from other nodes."""
+    `is_offered`: other nodes may fetch them from this one. `peer_bytes`: what came from other nodes. `memory_bytes`:
+    how much of them a spare holds in its page cache."""
 
     digest: Annotated[str, Meta(max_length=80)]
     stored_bytes: int = 0
     fetching: Annotated[str, Meta(max_length=200)] = ""
     is_offered: bool = False
     peer_bytes: int = 0
+    memory_bytes: int = 0
 
 
 HOLDERS_MAX = 3

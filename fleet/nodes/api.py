@@ -89,8 +89,9 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
     )
 
     holds = serializers.SerializerMethodField(
-        help_text="Its engine builds and its fetched weights (`artifacts`), those on their way with their progress as "
-        "`fetching`, and by digest the `troubles` of what it should fetch in advance; null before its first report."
+        help_text="Its engine builds and its fetched weights (`artifacts`, on a spare with the part in memory as "
+        "`memory_bytes`), those on their way with their progress as `fetching`, and by digest the `troubles` of what "
+        "it should fetch in advance; null before its first report."
     )
     checks = serializers.SerializerMethodField(
         help_text="Latest deep checks: `request`, `began_at`, `ended_at` (null: running), `results`."

@@ -19,6 +19,7 @@ from engine_agent.node import downloads
 from engine_agent.node.builds import NodeBuilds
 from engine_agent.node.downloads import Downloads
 from engine_agent.node.enrolment import Enrolment
+from engine_agent.node.page_cache import PageCache, resident_bytes
 from engine_agent.node.prefetching import RETRY_S, Prefetching
 from engine_agent.node.weights import NodeWeights, local_plan
 from engine_agent.protocol.manifest import Manifest, manifest_text
@@ -259,3 +260,40 @@ async def test_what_cannot_be_fetched_is_reported_delays_nothing_else_and_is_tri
     await node.fetch_ahead(Prefetch((), (missing,)))
     assert len(plane.build_requests) > requests
     os.close(held.lock if (held := node.builds.obtain(build)) is not None else -1)
+
+
+@pytest.mark.asyncio
+async def test_a_spare_keeps_its_weights_in_memory_and_says_how_much(plane: FakeControlPlane, tmp_path: Path) -> None:
+    node, one = Node(plane, tmp_path / "node"), stated(plane)
+    await node.fetch_ahead(Prefetch((), (one,)))
+    [held] = node.ahead.report().artifacts
+    assert (held.stored_bytes > 0, held.memory_bytes) == (True, 0)  # not a spare
+    node.ahead.advance(Prefetch((), (one,)), is_spare=True)
+    node.ahead.page_cache.wait()
+    assert node.ahead.report().artifacts == (structs.replace(held, memory_bytes=held.stored_bytes),)
+    node.ahead.advance(Prefetch((), (one,)))
+    assert node.ahead.report().artifacts == (held,)
+
+
+def test_weights_are_read_into_memory_in_order_as_far_as_half_of_it_reaches(tmp_path: Path) -> None:
+    folders = {name: tmp_path / name for name in ("large", "first", "second")}
+    for name, folder in folders.items():
+        folder.mkdir()
+        (folder / "weights").write_bytes(os.urandom(1 << (21 if name == "large" else 20)))
+        (folder / "link").symlink_to("/proc/kcore")
+        dropped_from_memory(folder / "weights")
+    before = {name: resident_bytes(folder / "weights", 1 << 20) for name, folder in folders.items()}
+    cache = PageCache(available=lambda: 3 << 20)
+    cache.keep(folders)
+    cache.wait()
+    held = {name: cache.bytes_in_memory(name) for name in folders}
+    assert held["first"] == 1 << 20
+    assert held["second"] == before["second"]
+    assert before["large"] == 1 << 20 or held["large"] < 1 << 21
+
+
+def dropped_from_memory(path: Path) -> None:
+    """On a disk; a file system in memory keeps it."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

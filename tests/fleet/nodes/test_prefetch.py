@@ -9,7 +9,7 @@ import pytest
 from asgiref.sync import async_to_sync
 from django.test import Client
 
-from controlplane.dashboard.templatetags.switchyard import THIN_SPACE
+from controlplane.dashboard.templatetags.switchyard import gib
 from engine_agent.protocol.messages import Artifact, NodeArtifact, NodeBuild, NodeTelemetry, Prefetched
 from fleet.agents.services.enrolment import credential_issue
 from fleet.nodes.models import Node, NodeReport
@@ -34,7 +34,10 @@ from tests.models_registry.rows import artifact
 pytestmark = pytest.mark.django_db
 
 HELD = Prefetched(
-    (NodeArtifact("sha256:w", 5, peer_bytes=2**30), NodeArtifact("sha256:x", fetching="1 of 2 GB")),
+    (
+        NodeArtifact("sha256:w", 5, peer_bytes=1 << 30, memory_bytes=2 << 30),
+        NodeArtifact("sha256:x", fetching="1 of 2 GB"),
+    ),
     {"sha256:y": "no room"},
 )
 
@@ -105,7 +108,8 @@ def test_the_page_of_a_node_shows_what_it_holds_and_fetches(admin_client: Client
     rows.node("n-00000001", prefetch=["sim-70b@1"])
     NodeReport.objects.update(telemetry=msgspec.to_builtins(NodeTelemetry(prefetched=HELD)))
     page = admin_client.get("/nodes/n-00000001/").content.decode()
-    for text in ("1 of 2 GB", "complete", "no room", "Fetched in advance", f"1.0{THIN_SPACE}GiB", "/models/sim-70b@1/"):
+    words = ("1 of 2 GB", "complete", "no room", "Fetched in advance", "/models/sim-70b@1/")
+    for text in (*words, gib(1 << 30), gib(2 << 30)):
         assert text in page, text
 
 
