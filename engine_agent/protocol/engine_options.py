@@ -35,7 +35,9 @@ _RENDERED = """
     prefill-context-parallel-size quantization speculative-config tensor-parallel-size
 """
 """Options that a version states in its own fields, each checked where it is read."""
-_LAUNCHER_OPTIONS = "batch-prompt-tokens kv-offloading-backend kv-offloading-size sleep-idle-seconds sleep-level"
+_LAUNCHER_OPTIONS = """
+    batch-prompt-tokens kv-offloading-backend kv-offloading-size kv-store-size sleep-idle-seconds sleep-level
+"""
 """Options of vLLM's launcher, and of vLLM on GPUs alone; the plugin for Neuron has its own scheduler and no offload."""
 _SIM_OPTIONS = """
     base-ms batch-prompt-tokens decode-step-ms decode-step-per-seq-ms extension-s fault gb-per-s grace-s
@@ -182,6 +184,7 @@ TENSORRT_LLM: Mapping[str, Bounds | OneOf | Switch] = {
 VLLM_WARM: Mapping[str, Bounds | OneOf | Switch] = {
     "kv-offloading-backend": OneOf(("native",)),
     "kv-offloading-size": Bounds(0.1, 65_536, whole=False),  # GiB of host memory per cell
+    "kv-store-size": Bounds(0.1, 1_048_576, whole=False),  # GiB of files per machine
     "sleep-idle-seconds": Bounds(1, 86_400),
     "sleep-level": Bounds(1, 2),
 }
@@ -242,6 +245,8 @@ READS_WHOLE_PROMPTS = frozenset({"--no-enable-chunked-prefill", "--disable-chunk
 """With these vLLM cannot limit the prompt tokens of a step."""
 SLEEP_OPTION, SLEEP_LEVEL_OPTION = "--sleep-idle-seconds", "--sleep-level"
 """With it llama.cpp and vLLM unload an idle model, until the next request."""
+OFFLOAD_OPTION, STORE_OPTION = "--kv-offloading-size", "--kv-store-size"
+"""vLLM keeps blocks of its KV cache in host memory, and in files of the machine."""
 CACHE_PROMPT_OPTION = "--cache-prompt"
 """With it a slot of llama.cpp reads a prompt from where it differs from the last one, of whichever tenant."""
 AGENTS_OWN = frozenset(

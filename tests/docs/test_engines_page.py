@@ -152,6 +152,12 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
         "sglang": (CUDA_ENGINES, "test_tenants_share_a_cache_only_if_the_version_says_so"),
         "tensorrt-llm": (TENSORRT_LLM[0], "test_the_file_states_the_cache_and_turns_the_metrics_on"),
     },
+    "KV cache stored in files": {
+        "vllm": (
+            f"{AGENT}/engines/vllm/test_kv_store.py",
+            "test_an_engine_finds_what_a_killed_one_has_computed",
+        ),
+    },
     "a dead engine leaves the cell unhealthy": {
         "vllm": (VLLM, "when_its_core_is_killed_the_engine_is_unhealthy_and_ends"),
         "llama-cpp": (LLAMA_CPP, "a_dead_engine_is_seen"),

@@ -21,7 +21,7 @@ from engine_agent.engines.base import (
 )
 from engine_agent.engines.vllm import kv_transfer
 from engine_agent.engines.vllm.steps import FOLLOWER_STEPS_PATH, STEPS_PATH
-from engine_agent.protocol.engine_options import SLEEP_OPTION
+from engine_agent.protocol.engine_options import SLEEP_OPTION, STORE_OPTION
 from engine_agent.protocol.messages import Assignment, EnginePlan
 from engine_agent.protocol.ports import KV_TRANSFER
 from engine_agent.protocol.states import CellRole, MemberRole
@@ -39,6 +39,7 @@ class VllmAdapter:
             raise EngineUnavailable(
                 "vLLM is not installed on this node; run python -m engine_agent.engines.vllm.environment install"
             )
+        stores = (context.cache.parent / kv_transfer.STORE_FOLDER,) if STORE_OPTION in assignment.plan.args else ()
         hands_over = assignment.cell_role is not CellRole.MIXED
         argv = (
             *(str(python), "-m", "engine_agent.engines.vllm.serve"),
@@ -46,6 +47,7 @@ class VllmAdapter:
             *model_args(assignment, context),
             *_adapters(assignment.plan, context.cache),
             *(("--kv-port", str(context.port_base + KV_TRANSFER)) if hands_over else ()),
+            *(word for folder in stores for word in ("--kv-store", str(folder))),
             "--",
             *with_local_draft(assignment.plan.args, assignment.plan, context.cache),
         )
@@ -53,7 +55,7 @@ class VllmAdapter:
         packages = (kv_transfer.packages_folder(python),) if hands_over else ()
         env = {**env, "PYTHONPATH": os.pathsep.join((env["PYTHONPATH"], *map(str, packages)))}
         reads = (*read_in_place(assignment.plan), *packages)
-        launch = Launch(argv=argv, env=env, reads=reads, compiles=_compiles(assignment.plan))
+        launch = Launch(argv=argv, env=env, reads=reads, writes=stores, compiles=_compiles(assignment.plan))
         return after_fetching(launch, assignment, context)
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:

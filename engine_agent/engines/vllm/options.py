@@ -11,7 +11,14 @@ from pathlib import Path
 
 from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS
 from engine_agent.engines.vllm.cell.member import Member
-from engine_agent.protocol.engine_options import PRIORITY_SCHEDULING, SLEEP_LEVEL_OPTION, SLEEP_OPTION
+from engine_agent.engines.vllm.kv_transfer import STORE_MEMORY_GIB
+from engine_agent.protocol.engine_options import (
+    OFFLOAD_OPTION,
+    PRIORITY_SCHEDULING,
+    SLEEP_LEVEL_OPTION,
+    SLEEP_OPTION,
+    STORE_OPTION,
+)
 from engine_agent.protocol.states import MemberRole
 
 HANG_VARIABLE = "SWITCHYARD_CELL_HANG_S"
@@ -53,6 +60,10 @@ class ServeOptions:
     """After how many idle seconds the engine sleeps, and at which level."""
     kv_port: int = 0
     """Where decode engines fetch prompts that this one has read; 0: nothing is handed over."""
+    kv_store: Path | None = None
+    """The folder for stores of KV blocks; None: there is no store."""
+    kv_store_gib: tuple[float, float] = (0.0, 0.0)
+    """The limit of that folder, and the host memory through which blocks pass."""
     batch_prompt_tokens: int = 0
     """Of a step; 0: batch prompts are read like all others, as without scheduling by priority."""
     one_worker: bool = False
@@ -121,6 +132,7 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> S
     return ServeOptions(
         **fields,
         vllm_args=tuple(_for_vllm(vllm_args)),
+        kv_store_gib=_kv_store_gib(parser, vllm_args, read.kv_store),
         sleep=_sleep(parser, vllm_args),
         batch_prompt_tokens=_batch_prompt_tokens(parser, vllm_args),
         draft=tuple(read.draft) if read.draft else None,
@@ -142,9 +154,24 @@ def _batch_prompt_tokens(parser: argparse.ArgumentParser, vllm_args: Sequence[st
 
 def _for_vllm(arguments: Sequence[str]) -> list[str]:
     words = list(arguments)
-    for name in (BATCH_PROMPT_TOKENS_OPTION, SLEEP_OPTION, SLEEP_LEVEL_OPTION):
+    stored = (STORE_OPTION, OFFLOAD_OPTION, "--kv-offloading-backend") if STORE_OPTION in arguments else ()
+    for name in (BATCH_PROMPT_TOKENS_OPTION, SLEEP_OPTION, SLEEP_LEVEL_OPTION, *stored):
         words = without_option(words, name)
     return words
+
+
+def _kv_store_gib(
+    parser: argparse.ArgumentParser, arguments: Sequence[str], folder: Path | None
+) -> tuple[float, float]:
+    limit = option_value(arguments, STORE_OPTION)
+    if (limit is None) != (folder is None):
+        parser.error(f"--kv-store and {STORE_OPTION} need each other")
+    if limit is None:
+        return 0.0, 0.0
+    try:
+        return float(limit), float(option_value(arguments, OFFLOAD_OPTION) or STORE_MEMORY_GIB)
+    except ValueError:
+        parser.error(f"{STORE_OPTION} and {OFFLOAD_OPTION} must be numbers of GiB")
 
 
 def _sleep(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[int, int] | None:
@@ -189,6 +216,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--kv-port", type=int, default=0, help="hand prompts over; other engines fetch them at this port"
     )
+    parser.add_argument("--kv-store", type=Path, metavar="DIR", help="for stores of KV blocks in files")
     return parser
 
 

@@ -39,7 +39,13 @@ from engine_agent.engines.vllm.cell.member import (
 from engine_agent.engines.vllm.class_scheduler import TOKENS_VARIABLE
 from engine_agent.engines.vllm.core_process import one_process_server
 from engine_agent.engines.vllm.idle_sleep import SLEEP_VARIABLE
-from engine_agent.engines.vllm.kv_transfer import kv_transfer_config, kv_transfer_environment
+from engine_agent.engines.vllm.kv_transfer import (
+    installed_vllm,
+    kv_store_config,
+    kv_transfer_config,
+    kv_transfer_environment,
+    store_key,
+)
 from engine_agent.engines.vllm.middleware import FOLDER_VARIABLE, config_of
 from engine_agent.engines.vllm.options import ServeOptions, parse
 from engine_agent.engines.vllm.speculation_patches import EXTENSION, PATCHED_METHODS
@@ -132,6 +138,7 @@ def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
         *("--structured-outputs-config", STRUCTURED_OUTPUTS),
         *own,
         *(("--kv-transfer-config", kv_transfer_config()) if options.kv_port else ()),
+        *_kv_store(options),
         *_executor(options),
         *_adapter_modules(options),
         *(("--enable-sleep-mode", "--middleware", IDLE_SLEEP) if options.sleep else ()),
@@ -147,6 +154,15 @@ def _adapter_modules(options: ServeOptions) -> tuple[str, ...]:
         for name, folder, _ in options.adapters
     )
     return ("--lora-modules", *modules) if options.adapters else ()
+
+
+def _kv_store(options: ServeOptions) -> tuple[str, ...]:
+    """Blocks are shared by engines with the same weights, arguments and vLLM."""
+    if options.kv_store is None:
+        return ()
+    weights = (options.digest, options.draft and options.draft[1], *((name, sha) for name, _, sha in options.adapters))
+    key = store_key(installed_vllm(), weights, options.vllm_args)
+    return ("--kv-transfer-config", kv_store_config(options.kv_store, key, *options.kv_store_gib))
 
 
 def _executor(options: ServeOptions) -> tuple[str, ...]:
@@ -301,6 +317,9 @@ def main(argv: Sequence[str], server: Server | None = None) -> int:
             _check_membership(options.role)
         _check_packages(options)
         check_shared_memory(options, SHARED_MEMORY)
+        if options.kv_store is not None:
+            own_store(options.kv_store)
+            os.umask(0o077)  # the folder may be deleted meanwhile, and vLLM makes it again
         if options.role is MemberRole.FOLLOWER:
             return _follow(options)
         with reserve_port(LOOPBACK, options.port):
@@ -316,22 +335,49 @@ def _check_packages(options: ServeOptions) -> None:
     if options.kv_port and find_spec(kv_transfer.PACKAGE) is None:
         missing = f"{kv_transfer.PACKAGE}, {kv_transfer.USE}: {kv_transfer.HOW}"
         raise CannotServe(EXIT_NO_VLLM, f"{sys.executable} has no {missing}")
+    if options.kv_store is not None and not _has_module(kv_transfer.STORE_NEEDS):
+        reason = f"{installed_vllm() or sys.executable} has no store of KV blocks in files: leave kv_store_size out"
+        raise CannotServe(EXIT_NO_VLLM, reason)
+
+
+def _has_module(name: str) -> bool:
+    """Without importing vLLM, which takes seconds."""
+    package, _, rest = name.partition(".")
+    found = find_spec(package)
+    folders = found.submodule_search_locations if found is not None else None
+    return any(Path(folder, *rest.split(".")).is_dir() for folder in folders or ())
 
 
 def check_shared_memory(options: ServeOptions, folder: Path) -> None:
-    """Raises CannotServe if the workers of this node would not find room for their queues. vLLM would fail after a
-    minute, with the traceback of one worker."""
-    if options.workers == 1:
-        return
-    found = os.statvfs(folder)
-    needed_mib = GROUP_MIB + (CALLS_MIB + REPLIES_MIB * options.workers if options.followers == 0 else 0)
+    """Raises CannotServe if the queues of this node's workers, and the memory before a store of KV blocks, would not
+    find room. vLLM would fail after a minute, with the traceback of one worker."""
+    parts = dict[str, int]()
+    if options.workers > 1:
+        queues = CALLS_MIB + REPLIES_MIB * options.workers if options.followers == 0 else 0
+        parts[f"the queues of {options.workers} workers need"] = GROUP_MIB + queues
+    if options.kv_store is not None:
+        parts["kv_offloading_size needs"] = int(options.kv_store_gib[1] * 1024)
+    needed_mib, found = sum(parts.values()), os.statvfs(folder)
     free_mib = found.f_bavail * found.f_frsize >> 20
     if free_mib < needed_mib:
+        stated = " and ".join(f"{what} {mib} MiB" for what, mib in parts.items())
         raise CannotServe(
             EXIT_LITTLE_SHARED_MEMORY,
-            f"{folder} has {free_mib} MiB free, and the queues of {options.workers} workers need {needed_mib} MiB; "
+            f"{folder} has {free_mib} MiB free, and {stated}; "
             f"in a container, start it with --shm-size={needed_mib}m or more",
         )
+
+
+def own_store(folder: Path) -> None:
+    """Closes the folder for KV blocks to other users. Raises CannotServe if it is another user's: its owner could read
+    prompts and change answers."""
+    try:
+        folder.mkdir(mode=stat.S_IRWXU, parents=True, exist_ok=True)
+        if folder.stat().st_uid != os.getuid():
+            raise CannotServe(1, f"{folder}, for KV blocks, is a folder of another user; remove it")
+        folder.chmod(stat.S_IRWXU)
+    except OSError as error:
+        raise CannotServe(1, f"cannot use {folder} for KV blocks: {error.strerror}") from error
 
 
 def _check_membership(role: MemberRole) -> None:

@@ -46,7 +46,15 @@ from models_registry.versions.planning.spec import (
     read_quantization,
     vllm_adapter_options,
 )
-from models_registry.versions.planning.speculation import Draft, Medusa, Method, Ngram, Speculation, read_speculation
+from models_registry.versions.planning.speculation import (
+    GUESSES_FROM_TEXT,
+    Draft,
+    Medusa,
+    Method,
+    Ngram,
+    Speculation,
+    read_speculation,
+)
 
 ENGINES = ("generic", "llama-cpp", "neuron", "sglang", "sim", "tensorrt-llm", "triton", "vllm")
 WITH_WEIGHTS = ("generic", "llama-cpp", "neuron", "sglang", "tensorrt-llm", "triton", "vllm")
@@ -140,8 +148,8 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
 
 
 NOT_ON_CPU: Mapping[str, str] = {
-    "kv_offloading_size": "vLLM offloads its KV cache only from GPUs: its workers raise an error on a CPU",
-    "kv_offloading_backend": "vLLM offloads its KV cache only from GPUs: its workers raise an error on a CPU",
+    "kv_offloading_size": "vLLM offloads its KV cache only from GPUs (kv_store_size works on a CPU)",
+    "kv_offloading_backend": "vLLM offloads its KV cache only from GPUs (kv_store_size works on a CPU)",
     "enable_sleep_mode": "vLLM sleeps only on GPUs",
     "sleep_idle_seconds": "vLLM sleeps only on GPUs (llama-cpp sleeps on a CPU)",
 }
@@ -151,7 +159,10 @@ NOT_ON_CPU: Mapping[str, str] = {
 def _check_cpu_options(spec: VersionSpec, machine: InstanceShape) -> None:
     if machine.accelerator != "cpu":
         return
+    has_store = any(spec.engine_options.get(name) is not None for name in ("kv_store_size", "kv-store-size"))
     for name, value in spec.engine_options.items():
+        if has_store and name.replace("-", "_") == "kv_offloading_size":
+            continue  # of the store, whose blocks are copied without a GPU
         if value not in (None, False) and (why := NOT_ON_CPU.get(name.replace("-", "_"))):
             raise InvalidVersion(f"{spec.reference}: engine_options.{name} is {value!r}; {why}, so leave it out")
 
@@ -171,11 +182,32 @@ def _check_warm_capacity(spec: VersionSpec, degrees: Degrees) -> None:
             f"{place}.kv_offloading_backend is 'lmcache'; it needs an LMCache server next to the engine, which agents "
             "do not start: use native"
         )
-    for name in ("kv_offloading_size", "sleep_idle_seconds"):
+    for name in ("kv_offloading_size", "kv_store_size", "sleep_idle_seconds"):
         if options.get(name) is not None and degrees.nodes > 1:
             raise InvalidVersion(
                 f"{place}.{name} is {options[name]!r}; it needs cells of one node, and cells there have {degrees.nodes}"
             )
+    if options.get("kv_store_size") is not None:
+        _check_store(spec, options, f"{place}.kv_store_size is {options['kv_store_size']!r}")
+
+
+STORE_HASHES = ("sha256", "sha256_cbor")
+"""Others begin with a random value in each process, and may collide between tenants."""
+
+
+def _check_store(spec: VersionSpec, options: Mapping[str, Any], place: str) -> None:
+    method, hashing = spec.speculation.get("method"), options.get("prefix_caching_hash_algo", STORE_HASHES[0])
+    if options.get("no_enable_prefix_caching") or options.get("enable_prefix_caching") is False:
+        raise InvalidVersion(f"{place}; a store needs the prefix cache, which the version turns off")
+    if hashing not in STORE_HASHES:
+        raise InvalidVersion(
+            f"{place}; prefix_caching_hash_algo is {hashing!r}, and a store needs {' or '.join(STORE_HASHES)}"
+        )
+    if method not in (None, GUESSES_FROM_TEXT):
+        raise InvalidVersion(
+            f"{place}; speculation.method is {method!r}, which has its own KV cache, and a store does not support "
+            f"that: use {GUESSES_FROM_TEXT}"
+        )
 
 
 VLLM_DTYPES = ("auto", "bfloat16", "float", "float16", "float32", "half")

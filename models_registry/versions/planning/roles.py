@@ -14,14 +14,13 @@ from models_registry.instance_types.planner import InstanceShape
 from models_registry.versions.planning.engine_arguments import Rendering, render_version
 from models_registry.versions.planning.machines import Degrees, degrees_on
 from models_registry.versions.planning.spec import FieldReader, InvalidVersion, VersionSpec, one_of
+from models_registry.versions.planning.speculation import GUESSES_FROM_TEXT
 
 APART = (CellRole.PREFILL.value, CellRole.DECODE.value)
 CONNECTORS: Mapping[str, str] = MappingProxyType({"sim": "sim-1", "vllm": "NixlConnector-1"})
 """By engine: the connector between cells, and the version of its use. Other engines hand over nothing."""
 OF_LAYOUT = ("block_size", "dtype", "kv_cache_dtype", "max_model_len", "quantization")
 """Engine options that determine layout or content of the KV cache, so they must be equal in every role."""
-GUESSES_FROM_TEXT = "ngram"
-"""The speculation method that needs no second KV cache."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +106,7 @@ def check_apart(spec: VersionSpec, machine: InstanceShape) -> None:
     if spec.engine not in CONNECTORS:
         raise InvalidVersion(f"{place}: engine {spec.engine} does not hand over, {' and '.join(CONNECTORS)} do")
     options = {name.replace("-", "_"): value for name, value in spec.engine_options.items()}
-    for name in ("kv_offloading_size", "sleep_idle_seconds"):
+    for name in ("kv_offloading_size", "kv_store_size", "sleep_idle_seconds"):
         if options.get(name) is not None:
             raise InvalidVersion(f"{place}: handover does not support engine_options.{name}; keep its cells mixed")
     if spec.adapters:

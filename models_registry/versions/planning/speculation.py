@@ -153,6 +153,8 @@ class Method(StrEnum):
     EAGLE3 = "eagle3"
 
 
+GUESSES_FROM_TEXT = Method.NGRAM.value
+"""The method that needs no second KV cache."""
 METHODS_OF_ENGINE: Mapping[str, tuple[Method, ...]] = {
     "generic": (),
     "llama-cpp": (),

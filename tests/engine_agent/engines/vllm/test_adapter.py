@@ -71,6 +71,15 @@ def test_adapters_are_fetched_and_told_to_the_launcher_with_where_they_lie() -> 
     assert [str(path) for path in launch.reads] == ["/cache/model", "/cache/near"]
 
 
+def test_a_store_of_kv_blocks_is_a_folder_of_the_machine_that_the_engine_may_write() -> None:
+    stores = structs.replace(plan(ARTIFACT), args=("--kv-store-size", "20"))
+    launch = VllmAdapter().launch(assignment(plan=stores), NODE)
+    options = parse(launch.argv[3:])
+    assert (options.kv_store, options.kv_store_gib, options.vllm_args) == (NODE.cache.parent / "kv", (20.0, 1.0), ())
+    assert launch.writes == (NODE.cache.parent / "kv",)
+    assert VllmAdapter().launch(assignment(plan=plan(ARTIFACT)), NODE).writes == ()
+
+
 def test_an_adapter_without_weights_is_not_served() -> None:
     given = assignment(plan=structs.replace(plan(ARTIFACT), adapters=(PlanAdapter("acme/tuned"),)))
     with pytest.raises(EngineUnavailable, match="adapter acme/tuned names no artifact to load"):

@@ -20,6 +20,7 @@ from engine_agent.engines.vllm.options import ServeOptions, parse
 from engine_agent.engines.vllm.serve import (
     CELL_EXECUTOR,
     CLASS_SCHEDULER,
+    EXIT_NO_VLLM,
     ONE_PROCESS_EXECUTOR,
     OWN_SERVER,
     CannotServe,
@@ -29,6 +30,7 @@ from engine_agent.engines.vllm.serve import (
     check_shared_memory,
     fresh_runtime_folder,
     node_environment,
+    own_store,
     reserve_port,
     scheduler_argv,
     speculation_argv,
@@ -231,6 +233,50 @@ def test_workers_whose_queues_find_no_room_are_refused_before_they_start(monkeyp
     monkeypatch.setattr(os, "statvfs", lambda _: of_mib(23))
     with pytest.raises(CannotServe, match="2 workers need 24 MiB"):
         check_shared_memory(of_a_cell, Path("/shm"))
+    with pytest.raises(CannotServe, match="kv_offloading_size needs 1024 MiB"):
+        check_shared_memory(stored(), Path("/shm"))
+    with pytest.raises(CannotServe, match=r"4 workers need 1144 MiB and kv_offloading_size needs 512 MiB.*-size=1656m"):
+        check_shared_memory(stored("--kv-offloading-size", "0.5", "--tensor-parallel-size", "4"), Path("/shm"))
+
+
+def stored(*vllm_args: str) -> ServeOptions:
+    line = command_line(8000, Path("/m"), "sha256:1", "--kv-store", "/cache/kv", "--", "--kv-store-size", "20")
+    return parse([*line, *vllm_args])
+
+
+def test_a_store_of_kv_blocks_is_vllms_connector() -> None:
+    argv = vllm_argv(stored("--kv-offloading-size", "2", "--kv-offloading-backend", "native", "--seed", "1"))
+    assert argv[-2:] == ["--seed", "1"]
+    assert not [word for word in argv if word.startswith(("--kv-store", "--kv-offload"))]
+    stated = json.loads(argv[argv.index("--kv-transfer-config") + 1])
+    assert (stated["kv_connector"], stated["kv_load_failure_policy"]) == ("OffloadingConnector", "recompute")
+    extra = stated["kv_connector_extra_config"]
+    assert extra["cpu_bytes_to_use"] == 2 * 1024**3
+    [tier] = extra["secondary_tiers"]
+    assert (tier["folder"], tier["limit_bytes"]) == ("/cache/kv", 20 * 1024**3)
+    assert Path(tier["root_dir"]).parent == Path("/cache/kv")
+
+
+def test_a_vllm_without_a_store_says_so(tmp_path: Path, artifact: tuple[Path, str]) -> None:
+    folder, digest = artifact
+    line = command_line(ports.free_ports(1), folder, digest, "--kv-store", str(tmp_path / "kv"))
+    ended = launched([*line, "--", "--kv-store-size", "1"])
+    assert ended.returncode == EXIT_NO_VLLM
+    assert "has no store of KV blocks in files: leave kv_store_size out" in ended.stderr
+
+
+def test_a_store_is_closed_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own_store(tmp_path / "cache" / "kv")
+    assert (tmp_path / "cache" / "kv").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "open").mkdir(mode=0o755)
+    own_store(tmp_path / "open")
+    assert (tmp_path / "open").stat().st_mode & 0o777 == 0o700
+    (tmp_path / "file").touch()
+    with pytest.raises(CannotServe, match=r"cannot use .*/file for KV blocks: File exists"):
+        own_store(tmp_path / "file")
+    monkeypatch.setattr(os, "getuid", lambda: 12345)
+    with pytest.raises(CannotServe, match="/open, for KV blocks, is a folder of another user; remove it"):
+        own_store(tmp_path / "open")
 
 
 def test_a_member_knows_its_place_from_its_environment() -> None:

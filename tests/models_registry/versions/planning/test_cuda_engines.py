@@ -93,6 +93,9 @@ def check_both(version: Any, machine: InstanceShape) -> None:
 WARM = {"sleep_idle_seconds": 600, "sleep_level": 2, "kv_offloading_size": 64}
 
 
+STORE = {"kv_store_size": 20, "kv_offloading_size": 2}
+
+
 def test_warm_capacity_is_stated_in_the_options_of_vllm() -> None:
     version = spec("vllm", P5, engine_options=WARM)
     check_both(version, P5)
@@ -106,6 +109,7 @@ def test_warm_capacity_is_stated_in_the_options_of_vllm() -> None:
     [
         ("vllm", LOCAL, {}, {"sleep_idle_seconds": 600}, r"vLLM sleeps only on GPUs \(llama-cpp sleeps on a CPU\)"),
         ("vllm", LOCAL, {}, {"kv_offloading_size": 4}, "offloads its KV cache only from GPUs"),
+        ("vllm", LOCAL, {}, {"kv_offloading_size": 4, "kv_store_size": None}, "offloads its KV cache only from GPUs"),
         (
             "vllm",
             P5,
@@ -134,6 +138,20 @@ def test_warm_capacity_is_stated_in_the_options_of_vllm() -> None:
         ("neuron", TRN1, {}, {"kv_offloading_size": 4}, "engine neuron may not be given .* --kv-offloading-size"),
         *((each, P5, {}, {"sleep_idle_seconds": 9}, f"engine {each} may not be given the option") for each in BOTH),
         ("llama-cpp", LOCAL, {}, {"kv_offloading_size": 4}, "engine llama-cpp may not be given the option"),
+        ("vllm", P5, {"nodes": 2}, {"kv_store_size": 4}, "kv_store_size is 4; it needs cells of one node"),
+        ("vllm", P5, {}, {"kv_store_size": 0}, "--kv-store-size is 0; it must be a number from 0.1"),
+        (
+            "vllm",
+            P5,
+            {},
+            {**STORE, "no_enable_prefix_caching": True},
+            "needs the prefix cache, which the version",
+        ),
+        ("vllm", P5, {}, {**STORE, "enable_prefix_caching": False}, "needs the prefix cache, which the version"),
+        ("vllm", P5, {}, {**STORE, "prefix_caching_hash_algo": "xxhash"}, "a store needs sha256 or sha256_cbor"),
+        ("neuron", TRN1, {}, STORE, "engine neuron may not be given .* --kv-store-size"),
+        *((each, P5, {}, STORE, f"engine {each} may not be given the option --kv-store-size") for each in BOTH),
+        ("llama-cpp", LOCAL, {}, STORE, "engine llama-cpp may not be given the option --kv-store-size"),
     ],
 )
 def test_warm_capacity_that_an_engine_or_a_machine_lacks_is_refused_by_name(
@@ -143,7 +161,17 @@ def test_warm_capacity_that_an_engine_or_a_machine_lacks_is_refused_by_name(
         check_both(spec(engine, machine, degrees, engine_options=options), machine)
 
 
-@pytest.mark.parametrize("option", ["kv_offloading_size", "sleep_idle_seconds"])
+def test_a_store_of_kv_blocks_is_also_on_a_cpu() -> None:
+    version = spec("vllm", LOCAL, engine_options=STORE)
+    check_both(version, LOCAL)
+    args = render_engine_plan(version, LOCAL).args
+    assert args[1:5] == ("--kv-offloading-size", "2", "--kv-store-size", "20")
+    drafts = replace(version, speculation={"method": "draft_model", "model": "small@1", "num_speculative_tokens": 3})
+    with pytest.raises(InvalidVersion, match=r"speculation.method is 'draft_model', which has its own KV cache"):
+        check_both(drafts, LOCAL)
+
+
+@pytest.mark.parametrize("option", ["kv_offloading_size", "kv_store_size", "sleep_idle_seconds"])
 def test_cells_that_hand_over_neither_sleep_nor_offload(option: str) -> None:
     version = spec("vllm", P5, engine_options={option: 600, "max_model_len": 2048})
     with pytest.raises(InvalidVersion, match=f"handover does not support engine_options.{option}"):
