@@ -63,7 +63,10 @@ def audit_exempt(reason: str) -> Callable[[V], V]:
 
 def exemption(view: Any) -> str:
     """The reason why a view is exempt; "" if it is not."""
-    return str(getattr(view, "audit_exempt", "") or getattr(getattr(view, "cls", None), "audit_exempt", ""))
+    of_action = getattr(view, "initkwargs", {}).get("audit_exempt", "")
+    return str(
+        getattr(view, "audit_exempt", "") or of_action or getattr(getattr(view, "cls", None), "audit_exempt", "")
+    )
 
 
 class AuditMiddleware:

@@ -160,6 +160,7 @@ app.conf.update(
         "fleet-trim-deliveries": {"task": "fleet.trim_deliveries", "schedule": 3600.0},
         # Each new validation wakes it; this continues after a lost wake-up or worker.
         "models-validate": {"task": "models_registry.validate", "schedule": 30.0, "options": {"expires": EXPIRES_S}},
+        "models-trim-uploads": {"task": "models_registry.trim_uploads", "schedule": 3600.0},
         "fleet-trim-join-tokens": {"task": "fleet.trim_join_tokens", "schedule": 3600.0},
         "fleet-trim-certificates": {"task": "fleet.trim_certificates", "schedule": 3600.0},
         "fleet-judge-certificates": {"task": "fleet.judge_certificates", "schedule": 3600.0},

@@ -6,6 +6,7 @@ upload takes one of the places of uploads, and a response one of the streams, wh
 spools what it receives (Django: to a temporary file), within one budget of bytes."""
 
 import asyncio
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +20,10 @@ from asgiref.sync import sync_to_async
 from django.conf import settings
 from django.db import DatabaseError, connections
 
+from accounts.selectors import token_by_text
 from controlplane.observability.middleware import count_request
 from controlplane.refused_requests import RequestRefused, refuse
+from engine_agent.protocol.engine_builds import MOST_PART_BYTES
 from kernel import clock
 from kernel.addresses import client_network, is_loopback
 from traffic.async_requests.services.requests import RESPONSES_PATH
@@ -154,6 +157,8 @@ async def _acquired(places: asyncio.Semaphore, until: float, message: str, *, is
 OTHER_BYTES = 4 * 1024 * 1024
 """Of a body that is neither a file nor a response. Who reads one takes less; this ends one that states no length."""
 FORM_BYTES = 64 * 1024
+BUILD_PART_PATH = re.compile(r"/api/v1/engine-build-uploads/[^/]+/part/?")
+"""A part may have 65 MiB, if the caller shows a valid token before it."""
 THREADS = 4
 GRACE_S = 10.0
 LEAST_BYTES_PER_S = 32 * 1024
@@ -195,6 +200,8 @@ class RequestBodies:
 
     async def _with_body(self, scope: Scope, receive: Receive, send: Send) -> None:
         most = _most_bytes(scope)
+        if _is_build_part(scope) and await self._is_signed_in(scope):
+            most = MOST_PART_BYTES
         too_long = RequestRefused(413, "request_too_large", f"the body is longer than {most} bytes")
         if _is_upload(scope):
             too_long = RequestRefused(413, "file_too_large", f"the form is longer than {most} bytes", "file")
@@ -220,6 +227,25 @@ class RequestBodies:
 
     def _place_of(self, owner: Owner) -> Any:
         return self.uploads.taken(owner.name, has_share=owner.has_share, within_s=WAITING_FOR_PLACE_S)
+
+    async def _is_signed_in(self, scope: Scope) -> bool:
+        """Whether the request shows an API token that is valid now."""
+        shown = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        scheme, _, text = shown.partition(" ")
+
+        def is_valid() -> bool:
+            try:
+                token = token_by_text(text.strip())
+                return token is not None and token.refusal(clock.now()) is None
+            finally:
+                connections.close_all()
+
+        if scheme.casefold() != "bearer":
+            return False
+        try:
+            return await sync_to_async(is_valid, thread_sensitive=False, executor=self._threads)()
+        except DatabaseError:
+            return False
 
     async def _owner(self, scope: Scope) -> Owner:
         address = (scope.get("client") or ("",))[0]
@@ -306,6 +332,10 @@ _OVER = {False: (429, "rate_limit_exceeded"), True: (503, "too_many_uploads")}
 
 def _is_upload(scope: Scope) -> bool:
     return bool(scope["method"] == "POST" and scope["path"] == FILES_PATH)
+
+
+def _is_build_part(scope: Scope) -> bool:
+    return bool(scope["method"] == "PUT" and BUILD_PART_PATH.fullmatch(scope["path"]))
 
 
 def _most_bytes(scope: Scope) -> int:

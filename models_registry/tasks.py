@@ -3,7 +3,9 @@
 from celery import shared_task
 from django.conf import settings
 
+from kernel import clock
 from models_registry.artifacts.planner import ArtifactLimits, parse_place
+from models_registry.builds.services.uploads import uploads_trim
 from models_registry.versions.services.validation import TASK, Slice, validations_advance
 
 SOFT_LIMIT_S, HARD_LIMIT_S = 540, 570
@@ -14,3 +16,8 @@ SOFT_LIMIT_S, HARD_LIMIT_S = 540, 570
 def validate() -> None:
     limits = ArtifactLimits(artifact_bytes=settings.ARTIFACT_MAX_GIB * 1024**3, validation_s=settings.ARTIFACT_LIMIT_S)
     validations_advance(Slice(tuple(map(parse_place, settings.ARTIFACT_SOURCES)), limits))
+
+
+@shared_task(name="models_registry.trim_uploads")
+def trim_uploads() -> None:
+    uploads_trim(now=clock.now())

@@ -54,6 +54,7 @@ SUMMARIES: dict[tuple[str, str], str] = {
     ("cell", "logs"): "Show the last log lines of a cell",
     ("cost", "list"): "Report costs by group",
     ("deployment", "load"): "Show the load of a deployment over time",
+    ("engine-build-upload", "part"): "Send a part of an engine build",
     ("entry", "adopt"): "Adopt an existing DNS entry",
     ("evacuation", "create"): "Evacuate a region",
     ("evacuation", "preview"): "Preview an evacuation",

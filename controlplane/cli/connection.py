@@ -79,6 +79,11 @@ class Connection:
         """POST with an idempotency key, so that a retry is carried out only once."""
         return self._answer("POST", path, body=body or {}, headers={"Idempotency-Key": str(uuid4())})
 
+    def put(self, path: str, params: Parameters, content: bytes) -> Any:
+        """PUT bytes, again after an error: what is there already is not stored twice."""
+        headers = {"Content-Type": "application/octet-stream"}
+        return self._answer("PUT", path, params=params, content=content, headers=headers)
+
     def patch(self, path: str, body: Mapping[str, Any]) -> Any:
         return self._answer("PATCH", path, body=body)
 
@@ -107,13 +112,18 @@ class Connection:
         *,
         params: Parameters | None = None,
         body: Mapping[str, Any] | None = None,
+        content: bytes | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
         url = path if path.startswith("/") else f"/api/v1/{path}"
-        request = self.client.build_request(method, url, params=params or None, json=body, headers=headers)
+        request = self.client.build_request(
+            method, url, params=params or None, json=body, content=content, headers=headers
+        )
         for attempt in range(self._tries):
             last = attempt == self._tries - 1
-            response = self._send_once(request, may_repeat=method in {"GET", "POST"} and not last, may_connect=not last)
+            response = self._send_once(
+                request, may_repeat=method in {"GET", "POST", "PUT"} and not last, may_connect=not last
+            )
             if response is not None and (last or not _is_for_later(response)):
                 return _content(response)
             why = f"it returns {response.status_code}" if response is not None else "no connection"

@@ -20,7 +20,10 @@ BUILD_FILE = "build.json"
 PART_PREFIX = "part-"
 PART_BYTES = 64 * 1024**2
 """Of the archive in one part, before compression."""
+MOST_PART_BYTES = PART_BYTES + 1024**2
+"""Of a compressed part: gzip adds some 20 kB to content that it cannot compress."""
 MOST_BUILD_BYTES = 128 * 1024**3
+MOST_PARTS = MOST_BUILD_BYTES // PART_BYTES
 MOST_FACTS_BYTES = 64 * 1024
 GENERIC_PREFIX = "generic/"
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -164,7 +167,7 @@ def wrong_facts(facts: BuildFacts) -> str:
         ("cpu_flags", all(_FLAG.fullmatch(flag) for flag in facts.cpu_flags), "names as in /proc/cpuinfo"),
         ("unpacked_bytes", 0 < facts.unpacked_bytes <= MOST_BUILD_BYTES, f"1 to {MOST_BUILD_BYTES}"),
         ("packed_bytes", 0 < facts.packed_bytes <= MOST_BUILD_BYTES, f"1 to {MOST_BUILD_BYTES}"),
-        ("parts", 0 < facts.parts <= MOST_BUILD_BYTES // PART_BYTES, f"1 to {MOST_BUILD_BYTES // PART_BYTES}"),
+        ("parts", 0 < facts.parts <= MOST_PARTS, f"1 to {MOST_PARTS}"),
     )
     wrong = next(((field, rule) for field, is_right, rule in rules if not is_right), None)
     return f"{wrong[0]} is {getattr(facts, wrong[0])!r}; it must be {wrong[1]}" if wrong else ""

@@ -412,11 +412,13 @@ class BucketPrefix:
             return None
         return answer["Body"], answer["ContentLength"]
 
-    def names(self) -> Iterator[tuple[str, float]]:
-        """The objects directly in the prefix, and when each was written, in seconds since 1970."""
+    def names(self, *, deep: bool = False) -> Iterator[tuple[str, float]]:
+        """The objects directly in the prefix, and when each was written, in seconds since 1970. `deep`: also those in
+        its folders."""
         with self._explained(""):
             pages = self._client.get_paginator("list_objects_v2")
-            for page in pages.paginate(Bucket=self._place.host, Prefix=self._key(""), Delimiter="/"):
+            stop = {} if deep else {"Delimiter": "/"}
+            for page in pages.paginate(Bucket=self._place.host, Prefix=self._key(""), **stop):
                 for item in page.get("Contents", ()):
                     yield item["Key"][len(self._key("")) :], item["LastModified"].timestamp()
 

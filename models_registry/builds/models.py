@@ -1,11 +1,11 @@
-"""The table of engine builds. A row never changes: another build has another name."""
+"""The tables of engine builds and their uploads. The row of a build never changes: another build has another name."""
 
 from typing import Any
 
 from django.core.validators import RegexValidator
 from django.db import models
 
-from engine_agent.protocol.engine_builds import EXTERNAL, BuildFacts
+from engine_agent.protocol.engine_builds import EXTERNAL, MOST_FACTS_BYTES, BuildFacts
 from engine_agent.protocol.engine_builds import EngineBuild as OrderedBuild
 from models_registry.artifacts.planner import parse_place
 
@@ -17,13 +17,16 @@ FACTS = (
 """Columns that the build itself states in its `build.json`."""
 
 
+NAMED = RegexValidator(rf"^{NAME}$", "lower-case letters, digits, `.`, `_` and `-`; 64 at most")
+
+
 class EngineBuild(models.Model):
     """An engine for one platform that agents fetch. `digest` is of its manifest, and so names its content."""
 
     name = models.CharField(
         max_length=64,
         unique=True,
-        validators=[RegexValidator(rf"^{NAME}$", "lower-case letters, digits, `.`, `_` and `-`; 64 at most")],
+        validators=[NAMED],
         help_text="Name that versions state, such as `vllm-0.32.0-cpu`.",
     )
     uri = models.CharField(
@@ -72,3 +75,29 @@ class EngineBuild(models.Model):
         travels = self.is_external or parse_place(self.uri).scheme == "s3"
         uri = self.uri if travels else ""
         return OrderedBuild(self.name, self.digest, uri, self.facts)
+
+
+class EngineBuildUpload(models.Model):
+    """A build that arrives in parts, in order. `facts`: text of its `build.json`. `digests`: SHA-256 of each part.
+    `walk`: how far its archive was checked (`planner.ArchiveWalk`)."""
+
+    name = models.CharField(
+        max_length=64, unique=True, validators=[NAMED], help_text="Name of the build, once it is complete."
+    )
+    digest = models.CharField(max_length=80, unique=True, help_text="Digest that the complete build will have.")
+    facts = models.TextField(max_length=MOST_FACTS_BYTES, help_text="Text of its `build.json`.")
+    digests = models.JSONField(default=list, help_text="SHA-256 of each part in hexadecimal, in order.")
+    parts = models.PositiveIntegerField(help_text="Parts of its archive.")
+    parts_done = models.PositiveIntegerField(default=0, help_text="Parts that were verified and stored.")
+    packed_bytes = models.BigIntegerField(help_text="Bytes of all parts.")
+    bytes_done = models.BigIntegerField(default=0, help_text="Bytes that were verified and stored.")
+    walk = models.JSONField(default=dict)
+    actor = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+    touched_at = models.DateTimeField(help_text="When the latest part was stored.")
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return f"upload of {self.name}"

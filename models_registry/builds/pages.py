@@ -14,7 +14,7 @@ from models_registry.artifacts.planner import size_words
 from models_registry.builds.api import AddEngineBuildSerializer
 from models_registry.builds.models import EngineBuild
 from models_registry.builds.selectors import build_uses, uses_by_build
-from models_registry.builds.services import build_add, build_delete
+from models_registry.builds.services.builds import build_add, build_delete
 
 BUILDS_SHOWN = 100
 

@@ -191,6 +191,27 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='EngineBuildUpload',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('name', models.CharField(help_text='Name of the build, once it is complete.', max_length=64, unique=True, validators=[django.core.validators.RegexValidator('^[a-z0-9][a-z0-9._-]{0,63}$', 'lower-case letters, digits, `.`, `_` and `-`; 64 at most')])),
+                ('digest', models.CharField(help_text='Digest that the complete build will have.', max_length=80, unique=True)),
+                ('facts', models.TextField(help_text='Text of its `build.json`.', max_length=65536)),
+                ('digests', models.JSONField(default=list, help_text='SHA-256 of each part in hexadecimal, in order.')),
+                ('parts', models.PositiveIntegerField(help_text='Parts of its archive.')),
+                ('parts_done', models.PositiveIntegerField(default=0, help_text='Parts that were verified and stored.')),
+                ('packed_bytes', models.BigIntegerField(help_text='Bytes of all parts.')),
+                ('bytes_done', models.BigIntegerField(default=0, help_text='Bytes that were verified and stored.')),
+                ('walk', models.JSONField(default=dict)),
+                ('actor', models.CharField(max_length=64)),
+                ('created_at', models.DateTimeField()),
+                ('touched_at', models.DateTimeField(help_text='When the latest part was stored.')),
+            ],
+            options={
+                'ordering': ['name'],
+            },
+        ),
+        migrations.CreateModel(
             name='CheckpointRecord',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.lock import CHECKOUT, LOCKS, Lock, lists_digest, pins
+from controlplane.lock import CHECKOUT, LOCKS, Lock, lists_digest, pins, pins_on
 
 HASH = re.compile(r"    --hash=sha256:[0-9a-f]{64}( \\)?")
 
@@ -24,6 +24,12 @@ def test_a_lock_is_that_of_its_lists_and_hashes_everything(lock: Lock) -> None:
     ]
     unhashed += [block for block in packages if "--hash" not in block]
     assert unhashed == []
+
+
+def test_a_lock_of_wheels_keeps_the_versions_of_each_python() -> None:
+    text = "a==1 \\\nb==2 ; python_version == '3.11' \\\nb==3 ; python_version == '3.12' \\\n"
+    assert pins_on(text, "3.11") == {"a": "1", "b": "2"}
+    assert pins_on(text, "3.12") == {"a": "1", "b": "3"}
 
 
 def test_development_has_the_versions_of_production() -> None:

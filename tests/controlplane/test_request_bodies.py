@@ -10,11 +10,14 @@ from typing import Any, cast
 
 import pytest
 from asgiref.sync import sync_to_async
+from django.contrib.auth.models import User
 from django.core.asgi import get_asgi_application
 from django.db import connections
 
+from accounts.models import ApiToken
 from controlplane import request_bodies
 from controlplane.request_bodies import OTHER_BYTES, BodyShares, FairPlaces, OverShare, RequestBodies
+from kernel.secrets import secret_issue
 from tests.engine_agent.fake_control_plane import eventually
 from tests.fleet.rows import NOW
 from traffic.batches.models import StoredFile
@@ -157,6 +160,24 @@ async def test_a_body_within_bounds_goes_through_whole(pieces: int) -> None:
     reading = Reading()
     assert await Request(API, *[PIECE] * pieces).answered_by(RequestBodies(cast(Any, reading))) == 200
     assert reading.read == pieces * len(PIECE)
+
+
+@pytest.mark.parametrize(("may", "status"), [(True, 200), (False, 413)])
+async def test_a_part_of_a_build_is_longer_if_a_valid_token_comes_before_it(may: bool, status: int) -> None:
+    def token_text() -> str:
+        issued, user = secret_issue(), User.objects.create_user("ada", is_active=may)
+        ApiToken.objects.create(prefix=issued.prefix, digest=issued.digest, name="t", user=user, created_at=NOW)
+        return issued.text
+
+    request = Request(
+        "/api/v1/engine-build-uploads/llama-1/part",
+        *[PIECE] * (OTHER_BYTES // len(PIECE) + 1),
+        key=await sync_to_async(token_text)(),
+    )
+    request.scope["method"] = "PUT"
+    application = RequestBodies(cast(Any, Reading()))
+    assert await request.answered_by(application) == status
+    assert is_unused(application.shares)
 
 
 @pytest.mark.parametrize("path", [APPLICATIONS, API, PAGE, "/v1/responses", "/v1/files", "/v1/async/completions"])

@@ -1,18 +1,22 @@
 """Engine builds: packs one on this machine, adds it, lists them with the recipes; and checks the local machine."""
 
+import hashlib
+import json
 import os
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 import typer
 
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.resources import Column, at
-from controlplane.cli.session import session_of
+from controlplane.cli.server_target import LOOPBACK
+from controlplane.cli.session import Session, path_of, session_of
 
 app = typer.Typer()
 engine = typer.Typer(help="Make and add engine builds, and check this machine.", no_args_is_help=True)
@@ -46,8 +50,8 @@ def list_(context: typer.Context) -> None:
         note = note if row["parts"] else "of the machine's image"
         rows.append({**row, "kind": "build", "note": note})
     for name, recipe in tomllib.loads(RECIPES.read_text(encoding="utf-8")).items():
-        needs = f"needs {recipe['needs']}" if "needs" in recipe else "can be packed here"
-        rows.append({**recipe, "name": name, "kind": "recipe", "note": needs})
+        note = f"`engine build {name}` says what to do instead" if "instead" in recipe else "can be packed here"
+        rows.append({**recipe, "name": name, "kind": "recipe", "note": note})
     if run.output.is_for_programs:
         run.output.document(rows)
         return
@@ -81,21 +85,59 @@ def add(
     place: Annotated[
         str,
         typer.Argument(
-            help="Folder on the control plane's hosts, or s3://bucket/prefix, in its artifact sources; or "
+            help="Folder with a build, s3://bucket/prefix in the control plane's artifact sources, or "
             "external://neuron-2.29 for the environment of that Neuron SDK in machines' images."
         ),
     ],
+    upload: Annotated[
+        bool | None,
+        typer.Option(
+            help="Upload the folder, or take it as one on the control plane's hosts in its artifact sources. Default: "
+            "upload it unless the server is this machine."
+        ),
+    ] = None,
 ) -> None:
-    """Add a packed build, or one of machines' images, to the fleet.
+    """Add a packed build, or one of machines' images, to the fleet. An interrupted upload continues when the command
+    is repeated.
 
     switchyard engine add vllm-0.32.0-cpu .cache/artifacts/builds/vllm-cpu"""
     run = session_of(context)
-    uri = place if "://" in place else Path(place).absolute().as_uri()
-    row = run.connection.post("engine-builds", {"name": name, "uri": uri})
+    is_folder = "://" not in place
+    is_here = urlsplit(run.target.server).hostname in LOOPBACK
+    if is_folder and (upload if upload is not None else not is_here):
+        _upload_folder(run, name, Path(place))
+        row = run.connection.get(path_of("engine-builds", name))
+    else:
+        row = run.connection.post(
+            "engine-builds", {"name": name, "uri": Path(place).absolute().as_uri() if is_folder else place}
+        )
     if run.output.is_for_programs:
         run.output.document(row)
         return
     run.output.note(f"added {row['name']}: {row['serves']} {row['version']} for {row['platform']}, {row['digest']}")
+
+
+def _upload_folder(run: Session, name: str, folder: Path) -> None:
+    """Raises Failure if the folder has no build, or changes meanwhile. The server checks the rest."""
+    try:
+        facts = (folder / "build.json").read_bytes().decode()
+        manifest = json.loads((folder / "manifest.json").read_bytes())
+        digests = dict(sorted(manifest["files"].items()))
+        if digests.pop("build.json") != hashlib.sha256(facts.encode()).hexdigest():
+            raise ValueError("build.json has changed")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        hint = "make a build with `switchyard engine build`"
+        raise Failure(f"{folder} has no build ({error}); {hint}", ExitCode.USAGE) from None
+    row = run.connection.post("engine-build-uploads", {"name": name, "facts": facts, "digests": list(digests.values())})
+    place = path_of("engine-build-uploads", name)
+    for number, part in list(enumerate(digests))[row["parts_done"] :]:
+        try:
+            content = (folder / part).read_bytes()
+        except OSError as error:
+            raise Failure(f"{folder / part} cannot be read: {error.strerror}", ExitCode.USAGE) from None
+        row = run.connection.put(f"{place}/part", {"number": number}, content)
+        run.output.note(f"{row['bytes_done'] / 1e6:.0f} of {row['packed_bytes'] / 1e6:.0f} MB uploaded")
+    run.connection.post(f"{place}/finish")
 
 
 @engine.command("doctor")

@@ -53,6 +53,9 @@ OF_DRIVERS = re.compile(r"lib(cuda|nvidia-.*|nvcuvid|GL.*|EGL.*|nrt|nccom|OpenCL
 COMPILE_LIMIT_S = 1800.0
 PATCH_LIMIT_S = 60.0
 GZIP_LEVEL = 6
+MOST_PACKERS = 8
+"""Threads that compress, and so parts in memory: at most ten of 64 MiB."""
+SAY_EVERY_BYTES = 10**9
 
 
 class CannotPack(Exception):
@@ -99,8 +102,7 @@ def pack_build(source: PackSource, to: Path, say: Say, *, compiled: bool = True,
     if compiled and not source.host_python:
         say("compiling bytecode …")
         _compile(tree)
-    say("packing …")
-    packed = _write_parts(tree, to, part_bytes)
+    packed = _write_parts(tree, to, part_bytes, say)
     facts = BuildFacts(
         serves=source.serves,
         version=source.version,
@@ -109,9 +111,7 @@ def pack_build(source: PackSource, to: Path, say: Say, *, compiled: bool = True,
         python=source.host_python or ".".join(map(str, sys.version_info[:3])),
         cpu_arch=os.uname().machine,
         least_glibc=least_glibc(files),
-        unpacked_bytes=sum(
-            path.lstat().st_size for path in tree.rglob("*") if path.is_file() and not path.is_symlink()
-        ),
+        unpacked_bytes=_unpacked_bytes(tree),
         packed_bytes=sum(packed),
         parts=len(packed),
         cpu_flags=source.cpu_flags,
@@ -309,12 +309,21 @@ def _compile(tree: Path) -> None:
 # --- the archive ------------------------------------------------------------------------------------------------------
 
 
-def _write_parts(tree: Path, to: Path, part_bytes: int) -> list[int]:
+def _unpacked_bytes(tree: Path) -> int:
+    return sum(path.lstat().st_size for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
+
+
+def _write_parts(tree: Path, to: Path, part_bytes: int, say: Say) -> list[int]:
     """Writes the archive: sorted, without times, owners or paths of this host. Returns the size of each part."""
+    total, said = _unpacked_bytes(tree), 0
+    say(f"packing {total / 1e9:.1f} GB …")
     with _Parts(to, part_bytes) as parts:
         with tarfile.open(fileobj=parts, mode="w|", format=tarfile.PAX_FORMAT) as tar:
             for path in sorted(tree.rglob("*")):
                 _add(tar, path, path.relative_to(tree).as_posix())
+                if parts.taken - said >= SAY_EVERY_BYTES:
+                    said = parts.taken
+                    say(f"  packed {said / 1e9:.1f} of {total / 1e9:.1f} GB")
         return parts.finish()
 
 
@@ -324,7 +333,8 @@ class _Parts(io.RawIOBase):
 
     def __init__(self, folder: Path, length: int) -> None:
         self._folder, self._length = folder, length
-        self._cores = os.cpu_count() or 1
+        self._cores = min(os.cpu_count() or 1, MOST_PACKERS)
+        self.taken = 0
         self._pool = ThreadPoolExecutor(self._cores)
         self._held = bytearray()
         self._waiting: deque[Future[int]] = deque()
@@ -336,6 +346,7 @@ class _Parts(io.RawIOBase):
 
     def write(self, content: Any) -> int:
         self._held += content
+        self.taken += len(content)
         while len(self._held) >= self._length:
             self._submit(self._length)
         return len(content)
@@ -354,7 +365,9 @@ class _Parts(io.RawIOBase):
     def _submit(self, length: int) -> None:
         if len(self._waiting) > self._cores:  # bounds the memory
             self._sizes.append(self._waiting.popleft().result())
-        path, piece = self._folder / f"{PART_PREFIX}{self._number:04d}", bytes(self._held[:length])
+        path = self._folder / f"{PART_PREFIX}{self._number:04d}"
+        with memoryview(self._held) as held:
+            piece = bytes(held[:length])
         self._waiting.append(self._pool.submit(_write_part, path, piece))
         del self._held[:length]
         self._number += 1

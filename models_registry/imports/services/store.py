@@ -99,7 +99,7 @@ def staging_of(row: ModelImport, root: Place) -> Staging:
     """On the disk of the store, or of this host for a bucket."""
     if root.scheme == "s3":
         return Staging(Path(settings.SWITCHYARD_HOME) / UNFINISHED / str(row.pk))
-    _make_folder(Path(root.path))
+    make_folder(Path(root.path))
     return Staging(Path(root.path) / UNFINISHED / str(row.pk))
 
 
@@ -130,22 +130,22 @@ class FolderStore:
 
     def put(self, path: str, sha256: str, size: int) -> None:
         file = self.staging.files / path
-        _make_folder(file.parent)
+        make_folder(file.parent)
         part = self.staging.part(path)
         part.chmod(0o644)  # agents on this host run as other users
         part.replace(file)
 
     def finish(self, manifest: Manifest) -> None:
-        _make_folder(self.staging.files)
+        make_folder(self.staging.files)
         written = self.staging.files / MANIFEST_NAME
         written.write_text(manifest_text(manifest))
         written.chmod(0o644)
         for folder in (self.staging.files, *(path for path in self.staging.files.rglob("*") if path.is_dir())):
-            _sync(folder)
-        _sync(written)
-        _make_folder(self._folder.parent)
+            sync_path(folder)
+        sync_path(written)
+        make_folder(self._folder.parent)
         self.staging.files.rename(self._folder)
-        _sync(self._folder.parent)
+        sync_path(self._folder.parent)
 
     def read(self, path: str, most: int) -> bytes:
         with (self._folder / path).open("rb") as file:
@@ -194,7 +194,7 @@ def check_same(manifest: Manifest, listed: dict[str, str], uri: str) -> None:
         raise BadArtifact(f"{uri} already has another artifact, and artifacts never change: move it away and retry")
 
 
-def _make_folder(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """With its parents, readable by agents on this host, whatever the umask."""
     missing = [each for each in (folder, *folder.parents) if not each.exists()]
     for each in reversed(missing):
@@ -202,7 +202,7 @@ def _make_folder(folder: Path) -> None:
         each.chmod(0o755)
 
 
-def _sync(path: Path) -> None:
+def sync_path(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -28,11 +28,11 @@ def test_a_target_that_is_none_is_a_wrong_command(tmp_path: Path, capfd: pytest.
     assert "invalid choice: 'nxdi-1'" in capfd.readouterr().err
 
 
-def test_a_recipe_that_cannot_be_packed_here_names_its_needs_and_the_recipes(
+def test_a_recipe_that_cannot_be_packed_says_what_to_do_instead(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["engine", "build", "tensorrt-llm", "--cache", str(tmp_path)]) == 1
-    assert "it needs NVIDIA's package index or image" in capfd.readouterr().err
+    assert "On each node with Python 3.12, CUDA 13 and OpenMPI run `python3.12 -m venv" in capfd.readouterr().err
     assert main(["engine", "build", "vlm", "--cache", str(tmp_path)]) == 1
     assert "there is no recipe 'vlm'; there are llama-cpp, neuron, " in capfd.readouterr().err
     assert list(tmp_path.iterdir()) == []
@@ -45,12 +45,30 @@ def test_a_folder_is_added_as_a_build_and_listed_with_the_recipes(
     settings.ARTIFACT_SOURCES = [tmp_path.as_uri()]
     small_build(tmp_path / "small", least_driver="580")
     monkeypatch.chdir(tmp_path)
-    added = switchyard("engine", "add", "llama-1", "small")
+    added = switchyard("engine", "add", "llama-1", "small", "--no-upload")
     assert "added llama-1: generic/llama-cpp 1 for cpu, sha256:" in added.out + added.err
     lines = [line.split() for line in switchyard("engine", "list").out.splitlines()]
     assert ["llama-1", "build", "generic/llama-cpp", "1", "cpu", "glibc", "2.17,"] in [line[:7] for line in lines]
     assert ["vllm-cpu", "recipe", "vllm", "0.32.0", "cpu-avx2", "can", "be"] in [line[:7] for line in lines]
-    assert switchyard("engine", "add", "llama-1", "small").code != 0
+    assert switchyard("engine", "add", "llama-1", "small", "--no-upload").code != 0
+
+
+@pytest.mark.django_db
+def test_a_folder_of_a_workstation_is_uploaded_and_a_repeated_command_continues(
+    switchyard: Switchyard, settings: Any, tmp_path: Path
+) -> None:
+    settings.ARTIFACT_SOURCES = [(tmp_path / "store").as_uri()]
+    settings.IMPORT_STORE = (tmp_path / "store").as_uri()
+    folder = small_build(tmp_path / "small")
+    kept = (folder / "part-0002").rename(tmp_path / "kept")
+    broken = switchyard("engine", "add", "llama-1", str(folder))
+    assert (broken.code, "part-0002 cannot be read" in broken.err) == (2, True)
+    kept.rename(folder / "part-0002")
+    added = switchyard("engine", "add", "llama-1", str(folder))
+    assert added.code == 0, added.err
+    assert added.err.count(" MB uploaded") == 2
+    assert "added llama-1: generic/llama-cpp 1 for cpu, sha256:" in added.err
+    assert "has no build" in switchyard("engine", "add", "llama-2", str(tmp_path)).err
 
 
 def test_it_is_the_agents_own_of_this_python() -> None:

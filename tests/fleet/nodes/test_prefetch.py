@@ -24,7 +24,7 @@ from kernel import clock
 from kernel.models import Event
 from kernel.transitions import StaleDecision
 from models_registry.builds.models import EngineBuild
-from models_registry.builds.services import build_add
+from models_registry.builds.services.builds import build_add
 from models_registry.versions.models import ModelVersion
 from tests.engine_agent.engines.builds.packed import small_build
 from tests.fleet import rows

@@ -3,18 +3,24 @@
 import gzip
 import io
 import os
+import re
+import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from engine_agent.engines.artifacts import verify_folder
-from engine_agent.engines.builds.__main__ import pack_recipe, recipes
+from engine_agent.engines.artifacts import file_sha256, verify_folder
+from engine_agent.engines.builds import __main__ as recipe_packer
+from engine_agent.engines.builds.__main__ import RECIPES, check_room, least_driver, pack_recipe, recipes
 from engine_agent.engines.builds.elf import read_elf
 from engine_agent.engines.builds.pack import CannotPack, pack_python
 from engine_agent.engines.builds.store import host_facts
+from engine_agent.engines.uv_install import EngineEnvironment
 from engine_agent.protocol.engine_builds import BUILD_FILE, parse_facts, part_names, version_key, wrong_facts
 from tests.engine_agent.engines.builds.packed import facts, pack_tiny, tiny_build
 
@@ -56,7 +62,7 @@ def test_it_runs_elsewhere_without_its_source_and_loads_nothing_of_it(tree: Path
 
 def test_an_agent_can_be_installed_with_a_carried_python(tree: Path, tmp_path: Path) -> None:
     """As the join script does: an environment over the packed Python, without the one that it was made from."""
-    made = f"{tree}/bin/python3 -m venv --without-pip {tmp_path}/venv && {tmp_path}/venv/bin/python -c"
+    made = f"{tree}/bin/python3 -B -m venv --without-pip {tmp_path}/venv && {tmp_path}/venv/bin/python -B -c"
     script = f"{made} 'import ssl, sqlite3, sys; print(sys.prefix, sys.base_prefix, sys._base_executable)'"
     command = hidden(sys.base_prefix, ["sh", "-c", script])
     done = subprocess.run(command, capture_output=True, text=True, check=False, env={"PATH": os.environ["PATH"]})
@@ -101,12 +107,92 @@ def test_every_recipe_describes_a_valid_build() -> None:
     for name, recipe in recipes().items():
         wanted = {key: recipe[key] for key in ("version", "platform", "program", "least_driver") if key in recipe}
         assert not wrong_facts(facts(serves=recipe["serves"], **wanted)), name
-        assert ("install" in recipe) != ("needs" in recipe), name
+        assert len({"install", "lock", "instead"} & set(recipe)) == 1, name
 
 
-def test_a_recipe_that_cannot_be_made_here_says_what_it_needs(tmp_path: Path) -> None:
-    with pytest.raises(CannotPack, match=r"sglang==0\.5\.23 with torch 2\.14\.1"):
-        pack_recipe("sglang-cuda13", tmp_path, tmp_path / "to")
+@pytest.mark.parametrize(
+    ("name", "cuda", "driver"),
+    [
+        ("vllm-cuda13", "13.0", "580"),
+        ("vllm-cuda12", "12.8", "525"),
+        ("sglang-cuda13", "13.0", "580"),
+        ("sglang-cuda12", "12.8", "525"),
+    ],
+)
+def test_the_driver_of_a_recipe_follows_from_the_cuda_of_its_lock(name: str, cuda: str, driver: str) -> None:
+    recipe = recipes()[name]
+    text = RECIPES.with_name(recipe["lock"]).read_text()
+    assert (recipe["platform"], least_driver(text)) == (f"cuda{cuda}", driver)
+    assert re.search(rf"^nvidia-cuda-runtime(-cu12)?=={re.escape(cuda)}\.", text, re.MULTILINE)
+    assert f"\n{recipe['serves']}=={recipe['version']} " in text
+
+
+def test_a_lock_of_an_unknown_cuda_has_no_driver() -> None:
+    assert least_driver("numpy==2.4.6\n") == ""
+    with pytest.raises(CannotPack, match="the oldest driver of CUDA 14 is unknown"):
+        least_driver("nvidia-cuda-runtime==14.0.1\n")
+
+
+def test_a_recipe_that_cannot_be_made_here_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(CannotPack, match=r"cannot be packed\. PyPI has only sources .* Leave engine_build .* empty"):
+        pack_recipe("tensorrt-llm", tmp_path, tmp_path / "to")
     with pytest.raises(CannotPack, match=r"there is no recipe 'vlm'; there are .*vllm-cpu"):
         pack_recipe("vlm", tmp_path, tmp_path / "to")
+    monkeypatch.setattr(recipe_packer, "sys", SimpleNamespace(version_info=SimpleNamespace(major=3, minor=14)))
+    with pytest.raises(CannotPack, match=r"has wheels for Python 3\.11 or 3\.12, and this is Python 3\.14"):
+        pack_recipe("vllm-cuda13", tmp_path, tmp_path / "to")
     assert not (tmp_path / "to").exists()
+
+
+def test_room_is_checked_for_each_disk_before_anything_is_installed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free = 20 * 10**9
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    check_room({tmp_path / "not/yet": 10 * 10**9, tmp_path: 8 * 10**9}, "packing x")
+    wanted = rf"packing x needs 19\.0 GB and a reserve of 1\.1 GB on the disk of {tmp_path}, which has 20\.0 GB free"
+    with pytest.raises(CannotPack, match=wanted):
+        check_room({tmp_path / "not/yet": 10 * 10**9, tmp_path: 9 * 10**9}, "packing x")
+    monkeypatch.setattr(EngineEnvironment, "unsuitable", lambda *_: None)
+    free = 5 * 10**9
+    with pytest.raises(CannotPack, match=r"vllm 0\.33\.0 for cuda13\.0 \(4\.3 GB of wheels, .* needs .* 5\.0 GB free"):
+        pack_recipe("vllm-cuda13", tmp_path, tmp_path / "to")
+    assert not (tmp_path / "to").exists()
+    assert not (tmp_path / "engines/recipe-vllm-cuda13").exists()
+
+
+def wheel(folder: Path, name: str) -> str:
+    """Writes a wheel of one module; returns its line in a lock."""
+    path, metadata = folder / f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(path, "w") as packed:
+        packed.writestr(f"{name}.py", "version = 1\n")
+        packed.writestr(f"{metadata}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+        packed.writestr(f"{metadata}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        packed.writestr(f"{metadata}/RECORD", "")
+    return f"{name}==1.0 \\\n    --hash=sha256:{file_sha256(path)}\n"
+
+
+@pytest.mark.long
+def test_a_recipe_with_a_lock_is_installed_with_its_hashes_and_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here = f"{sys.version_info.major}.{sys.version_info.minor}"
+    runtime = "nvidia-cuda-runtime==13.0.1 ; python_version < '3'\n"
+    lock = "# downloads 1 MB\n" + wheel(tmp_path, "torch") + runtime.replace("\n", " \\\n    --hash=sha256:" + "0" * 64)
+    (tmp_path / "tiny.lock").write_text(lock + "\n")
+    (tmp_path / "recipes.toml").write_text(
+        f'[tiny]\nserves = "vllm"\nversion = "1"\nplatform = "cuda13.0"\nlock = "tiny.lock"\npythons = ["{here}"]\n'
+        'wheels = "x86_64-manylinux_2_17"\n'
+    )
+    monkeypatch.setattr(recipe_packer, "RECIPES", tmp_path / "recipes.toml")
+    for variable, value in (("UV_FIND_LINKS", str(tmp_path)), ("UV_OFFLINE", "1"), ("UV_NO_INDEX", "1")):
+        monkeypatch.setenv(variable, value)
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+    digest = pack_recipe("tiny", tmp_path / "cache", tmp_path / "to")
+    stated = parse_facts((tmp_path / "to" / BUILD_FILE).read_bytes(), "test")
+    assert (stated.serves, stated.platform, stated.least_driver) == ("vllm", "cuda13.0", "580")
+    assert verify_folder(tmp_path / "to").digest == digest
+    (tmp_path / "tiny.lock").write_text(lock.replace("sha256:", "sha256:0", 1)[:-1] + "\n")
+    with pytest.raises(CannotPack):
+        pack_recipe("tiny", tmp_path / "cache", tmp_path / "again")
+    assert not (tmp_path / "again").exists()
