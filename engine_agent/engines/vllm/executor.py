@@ -62,7 +62,7 @@ class OneProcessExecutor(UniProcExecutor):  # type: ignore[misc]  # no types
     """A worker in the engine's core; its steps are measured on CPU."""
 
     def _init_executor(self) -> None:
-        vllm_versions.load_plain_compiled_code(torch.compiler)
+        vllm_versions.adjust_torch(torch)
         self._steps = OwnSteps(runtime_folder()) if current_platform.is_cpu() else None
         self._sequences, self._spent_s = 0, 0.0
         super()._init_executor()
@@ -93,7 +93,7 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # no types
     supports_pp = True
 
     def _init_executor(self) -> None:
-        vllm_versions.load_plain_compiled_code(torch.compiler)
+        vllm_versions.adjust_torch(torch)
         self._held: Any = None
         self._link: LeaderLink | None = None
         self._local: LocalWorkers | None = None

@@ -2,6 +2,7 @@
 and this project's 0.32. It checks for attributes, never for version numbers, and imports vLLM only in functions."""
 
 import inspect
+import os
 from typing import Any
 
 
@@ -28,6 +29,36 @@ def warms_up_by_method(executor: type[Any]) -> bool:
 def has_dummy_batch(worker: Any) -> bool:
     """Whether a worker can take an empty step; it need not if its model is compiled before it starts."""
     return callable(getattr(worker, "execute_dummy_batch", None))
+
+
+def adjust_torch(torch: Any) -> None:
+    """Call it in every process that builds a worker, before it does. Further calls do nothing."""
+    load_plain_compiled_code(torch.compiler)
+    share_gloo_device(getattr(torch.distributed, "ProcessGroupGloo", None))
+
+
+def share_gloo_device(group_class: Any) -> None:
+    """Lets all gloo groups of a process use the device of the first. A device has a thread that wakes 100 times a
+    second; vLLM makes some 15 groups for each worker, most of which exchange nothing. Measured with torch 2.13 and 15
+    groups: 11 ms of a core a second, and 1.5 with one device.
+
+    `group_class` is torch's, or None if it has no gloo. Does nothing if its groups do not show their options."""
+    create = getattr(group_class, "__init__", None)
+    if not hasattr(group_class, "options") or getattr(create, "is_patched", False):
+        return
+    devices: dict[int, Any] = {}  # by process: a device's thread does not exist in a fork
+
+    def create_group(self: Any, *args: Any, **kwargs: Any) -> None:
+        if os.getpid() in devices and len(args) == 3 and set(kwargs) == {"timeout"}:
+            options = group_class._Options()
+            options._devices, options._timeout = devices[os.getpid()], kwargs["timeout"]
+            create(self, *args, options)
+        else:
+            create(self, *args, **kwargs)
+            devices.setdefault(os.getpid(), self.options._devices)
+
+    create_group.__dict__["is_patched"] = True
+    group_class.__init__ = create_group
 
 
 def load_plain_compiled_code(compiler: Any) -> None:

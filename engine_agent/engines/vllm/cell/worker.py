@@ -108,7 +108,7 @@ def output_rank(vllm_config: Any) -> int:
 
 def build_worker(vllm_config: Any, member: Member, init_method: str, place: int) -> WorkerWrapperBase:
     """Returns a worker with loaded weights, built as vLLM's executors build theirs."""
-    vllm_versions.load_plain_compiled_code(torch.compiler)
+    vllm_versions.adjust_torch(torch)
     rank = place_worker(vllm_config, member, place)
     worker = vllm_versions.new_worker(WorkerWrapperBase, vllm_config, rank_in_cell(vllm_config, member, place))
     worker.init_worker(

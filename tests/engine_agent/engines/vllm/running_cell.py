@@ -210,6 +210,11 @@ class RunningCell:
     def parts(self, rank: int) -> list[psutil.Process]:
         return parts_of(self.ranks[rank])
 
+    def threads(self, rank: int) -> list[str]:
+        """The names of all threads of a rank."""
+        tasks = (Path(f"/proc/{part.pid}/task").glob("*/comm") for part in self.parts(rank))
+        return [name.read_text().strip() for task in tasks for name in task]
+
     def shared_memory(self) -> set[str]:
         """Names in /dev/shm that its processes share now, without those of other fleets."""
         parts = [part for peer in self._peers for part in self.parts(peer.rank)]

@@ -157,3 +157,31 @@ def test_code_of_torchs_own_backend_is_loaded_as_that_of_vllms() -> None:
     assert (plain(), own.loaded_for) == (7, "config")
     vllm_versions.load_plain_compiled_code(before := SimpleNamespace())
     assert vars(before) == {}
+
+
+def test_all_gloo_groups_of_a_process_use_the_device_of_the_first() -> None:
+    class Options:
+        _devices: tuple[object, ...] = ()
+        _timeout = 0.0
+
+    class Group:
+        options = Options()
+
+        def __init__(
+            self, store: str, rank: int, size: int, options: Options | None = None, timeout: float = 0
+        ) -> None:
+            if options is None:
+                options = Options()
+                options._devices, options._timeout = (object(),), timeout
+            self.options = options
+
+    Group._Options = Options  # type: ignore[attr-defined]
+    torch = SimpleNamespace(compiler=SimpleNamespace(), distributed=SimpleNamespace(ProcessGroupGloo=Group))
+    for _ in range(2):
+        vllm_versions.adjust_torch(torch)
+    first, second, third = (Group("store", 0, 1, timeout=timeout) for timeout in (5, 6, 7))
+    assert first.options._devices == second.options._devices == third.options._devices
+    assert [group.options._timeout for group in (first, second, third)] == [5, 6, 7]
+    with_own_options = Options()
+    assert Group("store", 0, 1, with_own_options).options is with_own_options
+    vllm_versions.adjust_torch(SimpleNamespace(compiler=SimpleNamespace(), distributed=SimpleNamespace()))

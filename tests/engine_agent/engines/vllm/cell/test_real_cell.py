@@ -83,6 +83,8 @@ def test_two_processes_give_the_text_of_one_with_speculation_until_a_follower_ha
         with subtests.test("greedy texts are the same, token by token, and some drafts were right"):
             assert cell.texts(PROMPTS, TOKENS) == texts
             assert cell.metric("vllm:spec_decode_num_accepted_tokens_total") > 0
+        with subtests.test("each worker's gloo groups share a thread"):
+            assert [cell.threads(rank).count("gloo_tcp_loop") for rank in (0, 1)] == [1, 1]
         with subtests.test("outputs can be structured"):
             answer = cell.complete(prompt="Paris is", max_tokens=8, structured_outputs={"choice": ["small", "large"]})
             assert answer["text"] in {"small", "large"}
