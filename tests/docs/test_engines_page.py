@@ -17,6 +17,7 @@ VLLM = f"{AGENT}/engines/vllm/test_real_engine.py"
 VLLM_TABLE = (VLLM, "test_requests_have_the_outcomes_that_they_have_with_the_simulator")
 VLLM_PROXY = (VLLM, "test_the_proxy_controls_the_engine")
 LLAMA_CPP = f"{AGENT}/engines/llama_cpp/test_real_engine.py"
+ONE_NODE = f"{AGENT}/engines/one_node_cell.py"
 TRITON = f"{AGENT}/engines/triton/test_real_engine.py"
 SIM_TABLE = (f"{AGENT}/engines/sim/test_request_table.py", "test_every_request_has_the_outcome_that_it_has_with_vllm")
 SIM_HTTP = f"{AGENT}/engines/sim/test_openai_http.py"
@@ -39,8 +40,8 @@ Evidence = tuple[str, str]
 EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
     "completions": {
         "vllm": (VLLM, "greedy_text_is_what_the_weights_know"),
-        "llama-cpp": (LLAMA_CPP, "it_serves_what_the_weights_know"),
-        "triton": (TRITON, "it_serves_what_the_weights_know"),
+        "llama-cpp": (ONE_NODE, "it_serves_what_the_weights_know"),
+        "triton": (ONE_NODE, "it_serves_what_the_weights_know"),
         "sim": (SIM_HTTP, "test_a_golden_prompt_gets_its_fixed_answer"),
         "generic": GENERIC,
         "neuron": NEURON,
@@ -49,8 +50,8 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
     },
     "chat, streamed and whole": {
         "vllm": (VLLM, "a_chat_streams_tokens_and_ends_where_the_template_says"),
-        "llama-cpp": (LLAMA_CPP, "a_chat_streams_tokens"),
-        "triton": (TRITON, "a_chat_streams_tokens"),
+        "llama-cpp": (ONE_NODE, "a_chat_streams_tokens"),
+        "triton": (ONE_NODE, "a_chat_streams_tokens"),
         "sim": (SIM_API, "test_a_streamed_chat_says_what_a_whole_one_says"),
         "neuron": NEURON,
         "sglang": SGLANG,
@@ -79,8 +80,8 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
     },
     "JSON schemas": {
         "vllm": VLLM_TABLE,
-        "llama-cpp": (LLAMA_CPP, "a_schema_is_kept"),
-        "triton": (LLAMA_CPP, "a_schema_is_kept"),
+        "llama-cpp": (ONE_NODE, "a_schema_is_kept"),
+        "triton": (ONE_NODE, "a_schema_is_kept"),
         "sim": SIM_TABLE,
     },
     "tools": {"vllm": VLLM_TABLE, "sim": SIM_TABLE},

@@ -14,7 +14,7 @@ from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.engine_arguments import render_engine_plan
 from models_registry.versions.services.drafts import draft_change
 from models_registry.versions.services.validation import Slice, validation_start, validations_advance
-from tests.engine_agent.engines.llama_cpp.test_real_engine import COMPLETIONS, artifact, running_cell
+from tests.engine_agent.engines.one_node_cell import COMPLETIONS, artifact, running_cell
 from tests.engine_agent.engines.vllm.running_cell import CACHE
 from tests.fleet.rows import NOW
 from tests.models_registry.imports.hub import COMMIT, FILES, TOKEN, local_hub
