@@ -12,10 +12,10 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from time import time_ns
+from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from engine_agent.cell_proxy.span_export import SpanExporter
 from engine_agent.node.accounts import Service, service_account
 from engine_agent.node.checks.reset import reset_devices
 from engine_agent.node.checks.result import Result
@@ -45,6 +45,9 @@ from engine_agent.protocol.ports import AGENT_METRICS, ARTIFACTS
 from engine_agent.protocol.states import EngineState
 from engine_agent.protocol.tracing import TRACEPARENT, TraceSettings, TracingOff, begin_span, span_json, trace_settings
 from engine_agent.protocol.watchdog import AwakeClock
+
+if TYPE_CHECKING:
+    from engine_agent.cell_proxy.span_export import SpanExporter
 
 SERVICE = "switchyard-node-agent"
 
@@ -84,6 +87,8 @@ class OrderTrace:
         if self._settings is None:
             await asyncio.Event().wait()
             return
+        from engine_agent.cell_proxy.span_export import SpanExporter  # a tenth of an agent's start
+
         self.exporter = SpanExporter(self._settings, {"switchyard.node": self._node})
         try:
             await self.exporter.run()

@@ -1,7 +1,7 @@
 """Supported builds of the Neuron stack: their packages, machines, settings and limits. The control plane renders
 versions for them, and agents detect which one is installed. Add a new build here."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 PLUGIN = "vllm-neuron"
@@ -94,3 +94,33 @@ NATIVE_KEYS = frozenset(
 """Keys of the native plugin's NeuronConfig. Not those that write files (`debug_logits_dir`, `tensor_capture`) or
 unpickle one (`tensor_replacement`), nor names that newer ones replace (`prefill_sequence_buckets`,
 `decode_batch_buckets`): https://github.com/vllm-project/vllm-neuron, vllm_neuron/model/neuron_config.py."""
+
+
+Installed = Callable[[str], str | None]
+"""Name of a distribution -> its version."""
+
+
+class NoTarget(Exception):
+    """This environment is not a known Neuron stack, or not the one that the plan is for; the text states the cause and
+    the remedy."""
+
+
+def installed_target(installed: Installed) -> NeuronTarget:
+    """Returns the target that is installed, by the versions of distributions. Raises NoTarget if there is none, or some
+    of its parts have other versions."""
+    plugin = installed(PLUGIN)
+    if plugin is None:
+        raise NoTarget(f"{PLUGIN} is not installed; install one of {_target_names()}")
+    for target in TARGETS:
+        if not plugin.startswith(target.distributions[PLUGIN]):
+            continue
+        for name, beginning in target.distributions.items():
+            version = installed(name)
+            if version is None or not version.startswith(beginning):
+                raise NoTarget(f"{name} is {version or 'not installed'}; {PLUGIN} {plugin} needs {beginning}*")
+        return target
+    raise NoTarget(f"{PLUGIN} is {plugin}; this agent starts {_target_names()}")
+
+
+def _target_names() -> str:
+    return ", ".join(map(str, TARGETS))

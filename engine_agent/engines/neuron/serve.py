@@ -16,14 +16,7 @@ from pathlib import Path
 
 from engine_agent.engines.base import json_option
 from engine_agent.engines.vllm import serve
-from engine_agent.protocol.neuron_targets import PLUGIN, SETTINGS, TARGETS, NeuronTarget
-
-Installed = Callable[[str], str | None]
-
-
-class NoTarget(Exception):
-    """This environment is not a known Neuron stack, or not the one that the plan is for; the text states the cause and
-    the remedy."""
+from engine_agent.protocol.neuron_targets import SETTINGS, TARGETS, Installed, NeuronTarget, NoTarget, installed_target
 
 
 def installed_version(distribution: str) -> str | None:
@@ -31,23 +24,6 @@ def installed_version(distribution: str) -> str | None:
         return version(distribution)
     except PackageNotFoundError:
         return None
-
-
-def installed_target(installed: Installed = installed_version) -> NeuronTarget:
-    """Returns the target that is installed in this Python. Raises NoTarget if there is none, or some of its parts have
-    other versions."""
-    plugin = installed(PLUGIN)
-    if plugin is None:
-        raise NoTarget(f"{PLUGIN} is not installed; install one of {_target_names()}")
-    for target in TARGETS:
-        if not plugin.startswith(target.distributions[PLUGIN]):
-            continue
-        for name, beginning in target.distributions.items():
-            version = installed(name)
-            if version is None or not version.startswith(beginning):
-                raise NoTarget(f"{name} is {version or 'not installed'}; {PLUGIN} {plugin} needs {beginning}*")
-        return target
-    raise NoTarget(f"{PLUGIN} is {plugin}; this agent starts {_target_names()}")
 
 
 def check_plan_is_for(target: NeuronTarget, args: Sequence[str]) -> None:
@@ -60,10 +36,6 @@ def check_plan_is_for(target: NeuronTarget, args: Sequence[str]) -> None:
             f"this is {target.name}, which reads {target.settings}, and the plan states {', '.join(stated)}: install "
             f"what it was rendered for ({fitting}), or state engine_options.neuron_target {target.name} in its version"
         )
-
-
-def _target_names() -> str:
-    return ", ".join(map(str, TARGETS))
 
 
 FRAMEWORK_VARIABLE = "VLLM_NEURON_FRAMEWORK"

@@ -32,17 +32,14 @@ def has_dummy_batch(worker: Any) -> bool:
 
 
 def adjust_torch(torch: Any) -> None:
-    """Call it in every process that builds a worker, before it does. Further calls do nothing."""
+    """Call it before a worker is built; a second call does nothing."""
     load_plain_compiled_code(torch.compiler)
     share_gloo_device(getattr(torch.distributed, "ProcessGroupGloo", None))
 
 
 def share_gloo_device(group_class: Any) -> None:
-    """Lets all gloo groups of a process use the device of the first. A device has a thread that wakes 100 times a
-    second; vLLM makes some 15 groups for each worker, most of which exchange nothing. Measured with torch 2.13 and 15
-    groups: 11 ms of a core a second, and 1.5 with one device.
-
-    `group_class` is torch's, or None if it has no gloo. Does nothing if its groups do not show their options."""
+    """Lets all gloo groups of a process use the device of the first. Each device has a thread that wakes 100 times a
+    second, and vLLM makes 15 groups per worker: 11 ms of a core a second with torch 2.13, 1.5 with one device."""
     create = getattr(group_class, "__init__", None)
     if not hasattr(group_class, "options") or getattr(create, "is_patched", False):
         return

@@ -10,13 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from engine_agent.engines.neuron.serve import NoTarget, installed_target
 from engine_agent.engines.registry import engine_pythons
 from engine_agent.node.checks.external_builds import neuron_environment
 from engine_agent.node.checks.node_facts import NodeFacts, read_node
 from engine_agent.node.checks.result import Result
 from engine_agent.node.telemetry.fingerprint import AGENT_ROOT
-from engine_agent.protocol.neuron_targets import TARGET_BY_NAME, NeuronTarget
+from engine_agent.protocol.neuron_targets import TARGET_BY_NAME, NeuronTarget, NoTarget, installed_target
 
 GIB = 1024**3
 MEMORY_LEAST_BYTES = 4 * GIB

@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine_agent.engines.base import EngineUnavailable
-from engine_agent.engines.neuron.serve import NoTarget, installed_target
 from engine_agent.engines.registry import installed_python
 from engine_agent.node.checks.node_facts import distributions_of
 from engine_agent.protocol.engine_builds import EngineBuild, external_target
-from engine_agent.protocol.neuron_targets import PLUGIN, TARGET_BY_NAME, NeuronTarget
+from engine_agent.protocol.neuron_targets import PLUGIN, TARGET_BY_NAME, NeuronTarget, NoTarget, installed_target
 
 OF_IMAGE = "opt/aws_neuronx_venv_*/bin/python"
 """https://awsdocs-neuron.readthedocs-hosted.com/en/latest/dlami/index.html"""

@@ -6,7 +6,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from engine_agent.engines.neuron import serve
-from engine_agent.protocol.neuron_targets import PLUGIN, TARGETS, NeuronTarget
+from engine_agent.protocol.neuron_targets import PLUGIN, TARGETS, NeuronTarget, installed_target
 
 FOLDER = Path(serve.__file__).parent
 INDEX = "--extra-index-url https://pip.repos.neuron.amazonaws.com"
@@ -30,7 +30,7 @@ def _version(requirement: Requirement) -> str:
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
 def test_the_list_of_a_target_installs_what_the_adapter_accepts(target: NeuronTarget) -> None:
-    assert serve.installed_target(packages(target).get) == target
+    assert installed_target(packages(target).get) == target
 
 
 def test_there_is_one_list_for_each_target() -> None:

@@ -9,11 +9,18 @@ from pathlib import Path
 import pytest
 
 from engine_agent.engines.neuron import serve
-from engine_agent.engines.neuron.serve import NoTarget, check_plan_is_for, installed_target
+from engine_agent.engines.neuron.serve import check_plan_is_for
 from engine_agent.engines.vllm import serve as vllm_serve
 from engine_agent.engines.vllm.options import parse
 from engine_agent.engines.vllm.serve import EXIT_NO_VLLM, SHUTDOWN_TIMEOUT_S, Server, vllm_argv
-from engine_agent.protocol.neuron_targets import NATIVE_0_24, NXDI_2_28, NXDI_2_29, NeuronTarget
+from engine_agent.protocol.neuron_targets import (
+    NATIVE_0_24,
+    NXDI_2_28,
+    NXDI_2_29,
+    NeuronTarget,
+    NoTarget,
+    installed_target,
+)
 
 pytestmark = pytest.mark.processes
 
