@@ -3,6 +3,7 @@ processes several times per second. It follows no redirects. A complete client w
 
 import asyncio
 import ssl
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
@@ -31,12 +32,12 @@ class _Connection:
 
 
 class HttpClient:
-    """Keeps one idle connection per address. Requests to one address may run concurrently. `context`: for `https`,
-    whose server must have a certificate for `server_name`."""
+    """Keeps idle connections: as many per address as requests ran there concurrently. `context`: for `https`, whose
+    server must have a certificate for `server_name`."""
 
     def __init__(self, context: Callable[[], ssl.SSLContext] | None = None, server_name: str = "") -> None:
         self._context, self._server_name = context, server_name
-        self._idle: dict[str, _Connection] = {}
+        self._idle: defaultdict[str, list[_Connection]] = defaultdict(list)
 
     async def request(self, method: str, url: str, *, timeout_s: float, body: bytes = b"") -> HttpResponse:
         """Sends one request, with a JSON body if there is one, and returns the complete answer. It is sent again if a
@@ -53,15 +54,15 @@ class HttpClient:
             raise NoResponse(f"{url}: {str(error) or type(error).__name__}") from error
 
     def close(self) -> None:
-        for connection in self._idle.values():
-            connection.writer.close()
+        for connections in self._idle.values():
+            for connection in connections:
+                connection.writer.close()
         self._idle.clear()
 
     async def _request(self, method: str, url: SplitResult, body: bytes) -> HttpResponse:
-        kept = self._idle.pop(url.netloc, None)
-        if kept is not None:
+        if kept := self._idle[url.netloc]:
             try:
-                return await self._exchange(kept, method, url, body)
+                return await self._exchange(kept.pop(), method, url, body)
             except _EmptyAnswer:
                 pass
         tls, name = (self._context(), self._server_name) if self._context else (None, None)
@@ -80,8 +81,8 @@ class HttpClient:
             response, is_reusable = await _read_response(connection.reader)
             return response
         finally:
-            if is_reusable and url.netloc not in self._idle:
-                self._idle[url.netloc] = connection
+            if is_reusable:
+                self._idle[url.netloc].append(connection)
             else:
                 connection.writer.close()
 
