@@ -11,20 +11,23 @@ import httpx
 import pytest
 
 from controlplane.cli import schema
+from controlplane.cli.resources import Resource
 from controlplane.cli.schema import entries_of, resource_of, resources_known
 from controlplane.cli.server_target import ConnectionOptions
 from controlplane.cli.session import Session
 from tests.controlplane.api.client import document, lists, resolved
 
-RESOURCES = [resource_of(entry) for entry in entries_of(document())]
+
+def resources() -> list[Resource]:
+    return [resource_of(entry) for entry in entries_of(document())]
 
 
 def test_every_list_of_the_api_is_a_resource() -> None:
-    assert {f"/api/v1/{one.path}" for one in RESOURCES} == set(lists())
+    assert {f"/api/v1/{one.path}" for one in resources()} == set(lists())
 
 
 def test_every_name_of_a_resource_is_used_once() -> None:
-    names = [name for one in RESOURCES for name in one.names]
+    names = [name for one in resources() for name in one.names]
     assert len(names) == len(set(names))
 
 
@@ -89,4 +92,4 @@ def test_without_a_server_an_old_copy_counts_then_this_checkout(
     (kept,) = (tmp_path / "a/.cache/switchyard").iterdir()
     kept.write_text(json.dumps(entries_of(document())))
     os.utime(kept, (0, 0))
-    assert len(resources_known(served(tmp_path / "a", []))) == len(RESOURCES)
+    assert len(resources_known(served(tmp_path / "a", []))) == len(resources())
