@@ -20,6 +20,7 @@ from typing import Any
 import hypothesis
 import psutil
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from lab.embedded_servers import EmbeddedServers
 from tests.layers import FAST, LAYERS, LONG, RANKS, FilesAndLanes, Spent, layer_of, marks_of
@@ -57,6 +58,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Point the settings at this process's servers and home, then load them."""
     hypothesis.settings.load_profile("long run" if config.getoption("long") else "default run")
+    if not config.getoption("long"):
+        # Else examples contain constants of the modules that this process has imported. These differ between workers,
+        # and searching them takes each a second.
+        providers._get_local_constants = lambda: providers._local_constants
     if getattr(config.option, "randomly_seed", None) == "default":
         config.option.randomly_seed = DEFAULT_SEED
     config.stash[_spent] = Spent()
