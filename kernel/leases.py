@@ -1,13 +1,14 @@
-"""Leases in PostgreSQL, which guarantee progress without a queue. Each is one statement, so races have one winner."""
+"""Leases in PostgreSQL, which guarantee progress without a queue. Each is one statement, so races have one winner. They
+are plain SQL: control loops call them many times a second, and Django compiles each query anew."""
 
 import os
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime, timedelta
 
 from django.db import connection
-
-from kernel.models import Lease
 
 _TAKE = """
 INSERT INTO kernel_lease AS held (name, holder, token, acquired_at, renewed_at, expires_at)
@@ -37,12 +38,28 @@ def lease_take(*, name: str, holder: str, ttl_s: float, now: datetime) -> int | 
     return None if row is None else int(row[0])
 
 
+@contextmanager
+def lease_during(*, name: str, ttl_s: float, now: datetime) -> Iterator[bool]:
+    """Take a lease for the calling thread and give it back at the end. Yields False while another holder has it."""
+    holder = this_holder()
+    if lease_take(name=name, holder=holder, ttl_s=ttl_s, now=now) is None:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lease_release(name=name, holder=holder, now=now)
+
+
 def lease_release(*, name: str, holder: str, now: datetime) -> None:
     """Give a lease back early. The row stays, so that its token keeps growing."""
-    Lease.objects.filter(name=name, holder=holder).update(expires_at=now)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE kernel_lease SET expires_at = %s WHERE name = %s AND holder = %s", [now, name, holder])
 
 
 def lease_held_since(*, name: str, now: datetime) -> datetime | None:
     """Returns since when a lease has been held without a gap, or None if it is free."""
-    lease = Lease.objects.filter(name=name, expires_at__gt=now).first()
-    return lease.acquired_at if lease else None
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT acquired_at FROM kernel_lease WHERE name = %s AND expires_at > %s", [name, now])
+        row: tuple[datetime] | None = cursor.fetchone()
+    return row[0] if row else None

@@ -36,7 +36,7 @@ from fleet.load.planner import (
 )
 from fleet.load.selectors import FLEET, cell_subject, deployment_subject, region_subject
 from kernel import live
-from kernel.leases import lease_release, lease_take, this_holder
+from kernel.leases import lease_during
 
 LEASE = "fleet:history"
 SAMPLE_LIMIT_S = 30.0
@@ -74,16 +74,13 @@ class ReportedLoad:
 
 def load_sample(*, now: datetime) -> int:
     """Takes a sample, unless there is one in this window of 15 s. Returns the number of finished windows."""
-    holder = this_holder()
-    if lease_take(name=LEASE, holder=holder, ttl_s=SAMPLE_LIMIT_S, now=now) is None:
-        return 0
-    try:
+    with lease_during(name=LEASE, ttl_s=SAMPLE_LIMIT_S, now=now) as is_ours:
+        if not is_ours:
+            return 0
         if LoadSubject.objects.filter(name=FLEET, index__gte=fine_index(now.timestamp())).exists():
             return 0
         with transaction.atomic():
             return _sample(now)
-    finally:
-        lease_release(name=LEASE, holder=holder, now=now)
 
 
 def history_trim(*, now: datetime) -> None:

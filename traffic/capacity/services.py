@@ -39,7 +39,7 @@ from fleet.deployments.models import DeploymentRegion
 from fleet.reconcile.planning.states import CellState
 from fleet.reconcile.selectors.snapshot import claim_of
 from kernel import live, wake_ups
-from kernel.leases import lease_release, lease_take, this_holder
+from kernel.leases import lease_during
 from traffic.capacity.selectors.autoscaling import ScaledDeployment, scaled_deployments
 from traffic.capacity.selectors.plans import capacity_view, planned_places
 from traffic.demand.services import Forecaster
@@ -57,10 +57,9 @@ def autoscaling_run(*, now: datetime) -> list[str]:
     Makes one query if no deployment has a range."""
     if not has_ranges():
         return []
-    holder = this_holder()
-    if lease_take(name=LEASE, holder=holder, ttl_s=PASS_LIMIT_S, now=now) is None:
-        return []
-    try:
+    with lease_during(name=LEASE, ttl_s=PASS_LIMIT_S, now=now) as is_ours:
+        if not is_ours:
+            return []
         scaled, problems = scaled_deployments(now)
         for name, problem in problems.items():
             log.warning("cannot scale %s: %s", name, problem)
@@ -68,8 +67,6 @@ def autoscaling_run(*, now: datetime) -> list[str]:
         changed = scaling_apply(looks=looks, now=now) if looks else []
         pool_holds_follow(scaled=scaled, now=now)
         return changed
-    finally:
-        lease_release(name=LEASE, holder=holder, now=now)
 
 
 def _scaling_looks(one: ScaledDeployment, now: datetime) -> list[ScalingLook]:
@@ -163,18 +160,15 @@ ROLES_PASS_LIMIT_S = 20.0
 
 def roles_plan(*, now: datetime) -> list[str]:
     """Runs one pass. Returns deployments whose cells change roles; empty while another controller runs it."""
-    holder = this_holder()
-    if lease_take(name=ROLES_LEASE, holder=holder, ttl_s=ROLES_PASS_LIMIT_S, now=now) is None:
-        return []
-    try:
+    with lease_during(name=ROLES_LEASE, ttl_s=ROLES_PASS_LIMIT_S, now=now) as is_ours:
+        if not is_ours:
+            return []
         looks = [
             RoleLook(one.row, one.acting, plan_ratio(one.view), one.figures, one.counted) for one in planned_places(now)
         ]
         return sorted(
             {look.place.deployment_id for look in looks if role_apply(look=look, now=now) and look.sets_roles}
         )
-    finally:
-        lease_release(name=ROLES_LEASE, holder=holder, now=now)
 
 
 ENDED_AFTER_S = 90.0

@@ -17,7 +17,7 @@ from fleet.capacity.planning.forecast_series import HISTORY_SLOT_S, SLOT_S, Cali
 from fleet.deployments.models import Deployment
 from fleet.regions.models import Region
 from kernel import live, wake_ups
-from kernel.leases import lease_release, lease_take, this_holder
+from kernel.leases import lease_during, lease_take, this_holder
 from traffic.demand.models import DemandDay, DemandForecast, ForecastRecord
 from traffic.demand.planner import Place, PoolSample, SlotMeans, origin_loads, series_loads, slot_of
 from traffic.demand.selectors import FRESH_FOR, in_cells_by_class, series_pasts
@@ -162,13 +162,13 @@ class Forecaster:
         series."""
         made_at = datetime.fromtimestamp(now.timestamp() // HISTORY_SLOT_S * HISTORY_SLOT_S, UTC)
         is_due = made_at != self._last and (now - made_at).total_seconds() >= WAITS_S
-        if not is_due or lease_take(name=FORECAST_LEASE, holder=this_holder(), ttl_s=FORECAST_LEASE_S, now=now) is None:
+        if not is_due:
             return None
-        self._last = made_at
-        try:
+        with lease_during(name=FORECAST_LEASE, ttl_s=FORECAST_LEASE_S, now=now) as is_ours:
+            if not is_ours:
+                return None
+            self._last = made_at
             return forecasts_make(made_at=made_at, now=now)
-        finally:
-            lease_release(name=FORECAST_LEASE, holder=this_holder(), now=now)
 
 
 def forecasts_make(*, made_at: datetime, now: datetime) -> int | None:

@@ -31,7 +31,7 @@ from fleet.reconcile.planning.states import CloudRegionState, MachineState
 from fleet.regions.models import Region
 from kernel import live, wake_ups
 from kernel.events import event_record
-from kernel.leases import lease_release, lease_take, this_holder
+from kernel.leases import lease_during
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from traffic.entry.models import Entry, EntryRevision, EntryTarget
@@ -197,14 +197,11 @@ def entry_run(*, now: datetime, call: AwsCall = aws_call) -> bool:
     stated = entry_spec()
     if stated is None or (not stated.targets and not stated.problem):
         return False
-    holder = this_holder()
-    if lease_take(name=LEASE, holder=holder, ttl_s=PASS_LIMIT_S, now=now) is None:
-        return False
-    try:
+    with lease_during(name=LEASE, ttl_s=PASS_LIMIT_S, now=now) as is_ours:
+        if not is_ours:
+            return False
         entry, _ = Entry.objects.get_or_create(name=stated.name)
         _record_hold(entry, _run_pass(entry, stated, _Route53(call, stated), now), now)
-    finally:
-        lease_release(name=LEASE, holder=holder, now=now)
     return True
 
 
@@ -345,7 +342,7 @@ def _publish_weights(
         row.save(update_fields=["change_id", "state"])
         _note_others(entry, row, now)
         Entry.objects.filter(pk=entry.pk).update(adopted="")
-        _forget_old(entry, row.revision)
+        entry.revisions.filter(revision__lte=row.revision - REVISIONS_KEPT).delete()
         shares = ", ".join(f"{region} {weight / 2.55:.0f} %" for region, weight in sorted(decision.weights.items()))
         event_record(
             kind="entry.published",
@@ -356,10 +353,6 @@ def _publish_weights(
         )
         live.push("traffic")
     return None
-
-
-def _forget_old(entry: Entry, revision: int) -> None:
-    entry.revisions.filter(revision__lte=revision - REVISIONS_KEPT).delete()
 
 
 def _record_hold(entry: Entry, hold: HoldEntry | None, now: datetime) -> None:
@@ -393,18 +386,18 @@ def entry_targets_follow(*, now: datetime, call: AwsCall = aws_call) -> None:
             groups = cloud.stated_base().target_groups
         except msgspec.ValidationError:
             continue
-        holder, lease = this_holder(), f"targets:{cloud.pk}"
-        if not groups or lease_take(name=lease, holder=holder, ttl_s=PASS_LIMIT_S, now=now) is None:
+        if not groups:
             continue
-        try:
+        with lease_during(name=f"targets:{cloud.pk}", ttl_s=PASS_LIMIT_S, now=now) as is_ours:
+            if not is_ours:
+                continue
             EntryTarget.objects.filter(region=cloud.region_id).exclude(group__in=list(groups.values())).delete()
             ingresses = _target_ingresses(cloud.region_id)
-            for name, group in sorted(groups.items()):
-                _follow_group(cloud, group, _at_port_of(name, ingresses), call, now)
-        except CallFailed as error:
-            log.warning("targets of %s stay unchanged: %s", cloud.pk, error)
-        finally:
-            lease_release(name=lease, holder=holder, now=now)
+            try:
+                for name, group in sorted(groups.items()):
+                    _follow_group(cloud, group, _at_port_of(name, ingresses), call, now)
+            except CallFailed as error:
+                log.warning("targets of %s stay unchanged: %s", cloud.pk, error)
 
 
 def _at_port_of(name: str, ingresses: Sequence[TargetIngress]) -> list[TargetIngress]:
@@ -420,20 +413,17 @@ def _follow_group(
     for target in plan.forget:
         _target_rows(target).delete()
     for target in plan.register:
-        call("elbv2", "RegisterTargets", cloud.aws_region, TargetGroupArn=target.group, Targets=[_target_json(target)])
+        _call_on(target, "RegisterTargets", cloud, call)
         stated = {"address": target.address, "port": target.port, "registered_at": now, "deregistered_at": None}
         EntryTarget.objects.update_or_create(
             ingress=target.ingress, group=target.group, defaults={"region_id": cloud.region_id, **stated}
         )
         _target_event(cloud, f"{target.ingress} gets clients of the load balancer at port {target.port}", Tone.OK, now)
     for target in plan.deregister:
-        call(
-            "elbv2", "DeregisterTargets", cloud.aws_region, TargetGroupArn=target.group, Targets=[_target_json(target)]
-        )
+        _call_on(target, "DeregisterTargets", cloud, call)
         _target_rows(target).update(deregistered_at=now)
-        _target_event(
-            cloud, f"{target.ingress} gets no new clients of the load balancer at port {target.port}", Tone.MOVING, now
-        )
+        message = f"{target.ingress} gets no new clients of the load balancer at port {target.port}"
+        _target_event(cloud, message, Tone.MOVING, now)
     for row in rows:
         if row.deregistered_at is not None and _is_drained(row, cloud, call):
             row.delete()
@@ -456,15 +446,14 @@ def _target_ingresses(region: str) -> list[TargetIngress]:
 
 def _is_drained(row: EntryTarget, cloud: CloudRegion, call: AwsCall) -> bool:
     """A target that the group has forgotten or calls unused has no streams."""
-    answer = call(
-        "elbv2", "DescribeTargetHealth", cloud.aws_region, TargetGroupArn=row.group, Targets=[_target_json(row.view())]
-    )
-    states = [each["TargetHealth"]["State"] for each in answer["TargetHealthDescriptions"]]
+    found = _call_on(row.view(), "DescribeTargetHealth", cloud, call)["TargetHealthDescriptions"]
+    states = [each["TargetHealth"]["State"] for each in found]
     return all(state in DRAINED for state in states)
 
 
-def _target_json(target: Target) -> dict[str, object]:
-    return {"Id": target.address, "Port": target.port}
+def _call_on(target: Target, action: str, cloud: CloudRegion, call: AwsCall) -> Any:
+    where = [{"Id": target.address, "Port": target.port}]
+    return call("elbv2", action, cloud.aws_region, TargetGroupArn=target.group, Targets=where)
 
 
 def _target_rows(target: Target) -> QuerySet[EntryTarget]:

@@ -188,18 +188,22 @@ def steerings(
 
 
 def traffic_views(
-    now: datetime, deployment: str = "", ingresses: dict[str, list[IngressView]] | None = None
+    now: datetime,
+    deployment: str = "",
+    ingresses: dict[str, list[IngressView]] | None = None,
+    windows: Iterable[TrafficWindow] | None = None,
 ) -> dict[str, tuple[TrafficMatrix, TrafficView]]:
     """Returns the row (unsaved before the first plan) and the planner's input, by deployment; "" means all.
-    `ingresses`: what `ingress_views` returned."""
+    `ingresses` and `windows` are read if they are None."""
     only = Q(name=deployment) if deployment else Q()
     rows = {row.pk: row for row in TrafficMatrix.objects.all()}
     policies, bad_policies = _read_policies()
     _, bad_matrices = _read_matrices((name, row.shares) for name, row in rows.items())
     overrides, ingresses = overrides_in_force(now), ingresses or ingress_views()
-    windows: dict[str, dict[str, tuple[Sample, ...]]] = defaultdict(dict)
-    for window in TrafficWindow.objects.filter(region__in=list(ingresses)):
-        windows[window.deployment_id][window.region_id] = samples_of(window)
+    samples: dict[str, dict[str, tuple[Sample, ...]]] = defaultdict(dict)
+    for window in TrafficWindow.objects.all() if windows is None else windows:
+        if window.region_id in ingresses:
+            samples[window.deployment_id][window.region_id] = samples_of(window)
     latency = latencies_ms(ingresses, settings.REGION_LATENCY_MS)
     reported = {region: _oldest_report(there) for region, there in ingresses.items()}
     views = {}
@@ -211,7 +215,7 @@ def traffic_views(
             row,
             TrafficView(
                 deployment=name,
-                regions=_region_views(windows[name], reported, now),
+                regions=_region_views(samples[name], reported, now),
                 in_force=row.shares,
                 moved_at=row.moved_at,
                 policy=policies.get(name, TrafficPolicy()),
@@ -258,11 +262,8 @@ def override_effects(order: TrafficOverride, now: datetime) -> tuple[OverrideEff
     return tuple(preview_override(view, order_view, now) for _, (_, view) in sorted(views.items()))
 
 
-def places(views: Iterable[TrafficView], now: datetime) -> list[Place]:
-    noted = {
-        (window.deployment_id, window.region_id): window
-        for window in TrafficWindow.objects.defer("samples", "counters")
-    }
+def places(views: Iterable[TrafficView], windows: Iterable[TrafficWindow], now: datetime) -> list[Place]:
+    noted = {(window.deployment_id, window.region_id): window for window in windows}
     wanted = {(row.deployment_id, row.region_id): row.cells_in_force for row in DeploymentRegion.objects.all()}
     found = [
         _unserved_place(view, region, overrides_for(view.deployment, view.overrides, now), wanted, noted)

@@ -37,7 +37,7 @@ from fleet.webhooks.planner import WebhookEvent
 from fleet.webhooks.services import webhooks_notify
 from kernel import live, wake_ups
 from kernel.events import event_record
-from kernel.leases import lease_release, lease_take, this_holder
+from kernel.leases import lease_during
 from kernel.refusals import Conflict
 from kernel.tones import Tone
 from kernel.transitions import StaleDecision, compare_and_set_or_stale
@@ -103,13 +103,10 @@ def step_windows_cut(*, now: datetime) -> int:
     """Closes the window of every rank that has entered a new one, so that ranks are compared over the same time. A
     window that was closed too late is dropped. Returns the number of ranks that reported."""
     settings = FaultSettings()
-    holder = this_holder()
-    if lease_take(name=STEP_WINDOWS_LEASE, holder=holder, ttl_s=STEP_WINDOWS_LEASE_TTL_S, now=now) is None:
-        return 0
-    try:
+    with lease_during(name=STEP_WINDOWS_LEASE, ttl_s=STEP_WINDOWS_LEASE_TTL_S, now=now) as is_ours:
+        if not is_ours:
+            return 0
         return _cut_windows(int(now.timestamp() // settings.step_window_s), settings)
-    finally:
-        lease_release(name=STEP_WINDOWS_LEASE, holder=holder, now=now)
 
 
 def _cut_windows(index: int, settings: FaultSettings) -> int:

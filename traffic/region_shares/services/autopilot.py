@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 from django.db import transaction
+from django.db.models import Q
 
 from fleet.deployments.models import Deployment
 from fleet.faults.models import Incident
@@ -22,7 +23,7 @@ from fleet.reconcile.planning.decisions import NoteIncident
 from fleet.reconcile.planning.states import IncidentState
 from kernel import live
 from kernel.events import event_record
-from kernel.leases import lease_release, lease_take, this_holder
+from kernel.leases import lease_during
 from kernel.tones import Tone
 from kernel.transitions import StaleDecision
 from traffic.region_shares.models import TrafficMatrix, TrafficShift, TrafficWindow
@@ -70,8 +71,9 @@ SAMPLE_EVERY_S = 1.0
 RegionIngresses = dict[str, list[IngressView]]
 
 
-def windows_update(ingresses: RegionIngresses, *, now: datetime) -> None:
-    """Adds a sample to each window. A region without an ingress has none, since it receives no requests."""
+def windows_update(ingresses: RegionIngresses, *, now: datetime) -> list[TrafficWindow]:
+    """Adds a sample to each window. A region without an ingress has none, since it receives no requests. Returns all
+    windows as they are now."""
     policies = traffic_policies()
     cells: dict[str, list[ReadyCell]] = defaultdict(list)
     for cell in ready_cells():
@@ -80,7 +82,7 @@ def windows_update(ingresses: RegionIngresses, *, now: datetime) -> None:
     changed = []
     for name in Deployment.objects.values_list("name", flat=True):
         there = {
-            region: windows.get((name, region)) or TrafficWindow(deployment_id=name, region_id=region)
+            region: windows.setdefault((name, region), TrafficWindow(deployment_id=name, region_id=region))
             for region in ingresses
         }
         _update_counters(there, ingresses, name)
@@ -94,6 +96,7 @@ def windows_update(ingresses: RegionIngresses, *, now: datetime) -> None:
     TrafficWindow.objects.bulk_create(
         changed, update_conflicts=True, unique_fields=["deployment", "region"], update_fields=["samples", "counters"]
     )
+    return list(windows.values())
 
 
 def _update_counters(there: dict[str, TrafficWindow], ingresses: RegionIngresses, deployment: str) -> None:
@@ -166,19 +169,16 @@ log = logging.getLogger(__name__)
 
 def autopilot_run(*, now: datetime) -> list[str]:
     """Runs one pass over all deployments. Returns those whose shares changed; empty while another worker runs it."""
-    holder = this_holder()
-    if lease_take(name=LEASE, holder=holder, ttl_s=PASS_LIMIT_S, now=now) is None:
-        return []
-    try:
+    with lease_during(name=LEASE, ttl_s=PASS_LIMIT_S, now=now) as is_ours:
+        if not is_ours:
+            return []
         overrides_expire(now=now)
         ingresses = ingress_views()
-        windows_update(ingresses, now=now)
-        views = traffic_views(now, ingresses=ingresses)
+        windows = windows_update(ingresses, now=now)
+        views = traffic_views(now, ingresses=ingresses, windows=windows)
         moved = [name for name, (row, view) in views.items() if _steer_deployment(row, view, now)]
-        unserved_check([view for _, view in views.values()], now=now)
+        unserved_check([view for _, view in views.values()], windows, now=now)
         return moved
-    finally:
-        lease_release(name=LEASE, holder=holder, now=now)
 
 
 def _steer_deployment(row: TrafficMatrix, view: TrafficView, now: datetime) -> bool:
@@ -270,12 +270,13 @@ NOTE_EVERY_S = 4.0
 """Every second pass: each update makes browsers fetch the incident again."""
 
 
-def unserved_check(views: Iterable[TrafficView], *, now: datetime) -> None:
-    assessed = {place.subject: (place, assess_place(place, now)) for place in places(views, now)}
+def unserved_check(views: Iterable[TrafficView], windows: Iterable[TrafficWindow], *, now: datetime) -> None:
+    assessed = {place.subject: (place, assess_place(place, now)) for place in places(views, windows, now)}
     with transaction.atomic():
-        incidents = Incident.objects.filter(kind=NO_USABLE_CELL)
-        known = {row.subject: row for row in incidents.filter(state=IncidentState.OPEN.value)}
-        muted = set(incidents.filter(muted_until__gt=now).values_list("subject", flat=True))
+        is_open, is_muted = Q(state=IncidentState.OPEN.value), Q(muted_until__gt=now)
+        incidents = Incident.objects.filter(is_open | is_muted, kind=NO_USABLE_CELL)
+        known = {row.subject: row for row in incidents if row.state == IncidentState.OPEN.value}
+        muted = {row.subject for row in incidents if row.muted_until and row.muted_until > now}
         for place, judgement in assessed.values():
             _note_window(place, judgement.noted)
             if judgement.unserved is not None and place.subject not in muted:

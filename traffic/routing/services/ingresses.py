@@ -33,7 +33,7 @@ from fleet.regions.models import Region
 from fleet.releases.services.releases import launch_release
 from kernel import live, wake_ups
 from kernel.events import event_record
-from kernel.leases import lease_release, lease_take, this_holder
+from kernel.leases import lease_during
 from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
 from kernel.tones import Tone
 from traffic.entry.models import EntryTarget
@@ -174,16 +174,12 @@ def ingresses_ensure(*, now: datetime) -> list[str]:
 
 def _ensure_alone(ingress: Ingress, now: datetime) -> bool:
     """One worker at a time, because a boot takes longer than the interval between passes."""
-    lease, holder = f"ingress:{ingress.id}", this_holder()
-    if lease_take(name=lease, holder=holder, ttl_s=START_LIMIT_S, now=now) is None:
-        return False
-    try:
-        return _ensure_ingress(ingress, now)
-    except ProviderError as error:
-        log.error("ingress %s: %s", ingress.id, error)
-        return False
-    finally:
-        lease_release(name=lease, holder=holder, now=now)
+    with lease_during(name=f"ingress:{ingress.id}", ttl_s=START_LIMIT_S, now=now) as is_ours:
+        try:
+            return is_ours and _ensure_ingress(ingress, now)
+        except ProviderError as error:
+            log.error("ingress %s: %s", ingress.id, error)
+            return False
 
 
 def _ensure_ingress(ingress: Ingress, now: datetime) -> bool:
@@ -275,13 +271,11 @@ def cloud_ingresses_ensure(*, now: datetime) -> None:
             base = cloud.stated_base()
         except msgspec.ValidationError:
             continue
-        holder, lease = this_holder(), f"ingresses:{cloud.pk}"
-        if not base.ingress_group or lease_take(name=lease, holder=holder, ttl_s=STEP_LIMIT_S, now=now) is None:
+        if not base.ingress_group:
             continue
-        try:
-            _ensure_in_zones(cloud.region, base, now)
-        finally:
-            lease_release(name=lease, holder=holder, now=now)
+        with lease_during(name=f"ingresses:{cloud.pk}", ttl_s=STEP_LIMIT_S, now=now) as is_ours:
+            if is_ours:
+                _ensure_in_zones(cloud.region, base, now)
 
 
 def _ensure_in_zones(region: Region, base: CloudBase, now: datetime) -> None:

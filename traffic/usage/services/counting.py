@@ -13,7 +13,7 @@ from django.db.models import F, Q
 
 from fleet.nodes.models import NodeReport
 from kernel import live
-from kernel.leases import lease_release, lease_take, this_holder
+from kernel.leases import lease_during
 from models_registry.versions.planning.spec import adapter_names
 from traffic.keys.models import ApplicationKey
 from traffic.keys.planner import playground_key
@@ -116,16 +116,13 @@ _TO_DAYS = f"""
 
 def usage_count(*, now: datetime) -> int:
     """Counts new usage. Returns the number of changed rows; 0 while another worker counts."""
-    holder = this_holder()
-    if lease_take(name=LEASE, holder=holder, ttl_s=COUNT_LIMIT_S, now=now) is None:
-        return 0
-    try:
+    with lease_during(name=LEASE, ttl_s=COUNT_LIMIT_S, now=now) as is_ours:
+        if not is_ours:
+            return 0
         added = _count_usage(now)
         token_work_count(now=now)
         machine_hours_count(now=now)
         return added
-    finally:
-        lease_release(name=LEASE, holder=holder, now=now)
 
 
 def usage_trim(*, now: datetime) -> None:

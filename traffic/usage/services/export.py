@@ -14,7 +14,7 @@ from django.db.models.functions import TruncDate
 
 from fleet.clouds.aws.calls import CallFailed
 from fleet.clouds.aws.objects import OtherObject, bucket_region, object_put_once
-from kernel.leases import lease_release, lease_take, this_holder
+from kernel.leases import lease_during
 from traffic.usage.models import COUNTS, CellHour, UsageExport, UsageHour
 from traffic.usage.planning.figures import (
     AMOUNT_COLUMNS,
@@ -131,16 +131,13 @@ def usage_export_days(*, target: str, now: datetime) -> list[str]:
     if not target:
         return []
     bucket, prefix = parse_target(target)
-    holder = this_holder()
-    if lease_take(name=LEASE, holder=holder, ttl_s=LEASE_TTL_S, now=now) is None:
-        return []
-    try:
-        return [name for day in _days_due(target, now) for name in _write_day(target, bucket, prefix, day, now)]
-    except (CallFailed, OtherObject) as error:
-        log.warning("cannot export usage to %s: %s", target, error)
-        return []
-    finally:
-        lease_release(name=LEASE, holder=holder, now=now)
+    with lease_during(name=LEASE, ttl_s=LEASE_TTL_S, now=now) as is_ours:
+        try:
+            days = _days_due(target, now) if is_ours else ()
+            return [name for day in days for name in _write_day(target, bucket, prefix, day, now)]
+        except (CallFailed, OtherObject) as error:
+            log.warning("cannot export usage to %s: %s", target, error)
+            return []
 
 
 def parse_target(target: str) -> tuple[str, str]:
