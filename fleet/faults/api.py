@@ -1,5 +1,6 @@
 """Incidents and the modes of fault rules over HTTP. Parses and renders; services decide."""
 
+from django.db.models import Q, QuerySet
 from django.http import Http404
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
@@ -62,9 +63,14 @@ class IncidentFilter(filters.FilterSet):
     region = filters.CharFilter()
     deployment = filters.CharFilter()
     cell = filters.CharFilter()
-    node = filters.CharFilter()
+    node = filters.CharFilter(
+        method="filter_node", help_text="Also finds incidents of a machine or device that name it in their evidence."
+    )
     since = filters.IsoDateTimeFilter(field_name="opened_at", lookup_expr="gte", help_text="Opened at or after.")
     until = filters.IsoDateTimeFilter(field_name="opened_at", lookup_expr="lt", help_text="Opened before.")
+
+    def filter_node(self, rows: QuerySet[Incident], name: str, value: str) -> QuerySet[Incident]:
+        return rows.filter(Q(node=value) | Q(node="", evidence__nodes__contains=value))
 
 
 class IncidentViewSet(ReadOnlyModelViewSet[Incident]):

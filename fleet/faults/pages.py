@@ -99,6 +99,12 @@ class IncidentPage:
     def waits(self) -> str:
         return str(self.incident.evidence.get(WAITS, "")) if self.incident.state == IncidentState.OPEN else ""
 
+    @property
+    def nodes(self) -> list[str]:
+        """Of an incident about a machine or device with several nodes."""
+        named = self.incident.evidence.get("nodes")
+        return [str(name) for name in named] if isinstance(named, list) and not self.incident.node else []
+
 
 def incident_find(incident_id: str) -> Incident | None:
     known = incident_id.isascii() and incident_id.isdigit() and len(incident_id) < 18

@@ -36,9 +36,16 @@ class RebootMark(msgspec.Struct, frozen=True):
 
 
 def this_boot(proc: Path = Path("/proc")) -> str:
-    """Differs after each boot: of the kernel, or of a container, which has its own first process."""
-    kernel = (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-    first = (proc / "1/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    """Differs after each boot: of the kernel, or of a container, which has its own first process. A host may hide that
+    process from other accounts (`hidepid`), and then only the kernel counts. Empty if the kernel is hidden as well."""
+    try:
+        kernel = (proc / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        return ""
+    try:
+        first = (proc / "1/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return kernel
     return f"{kernel} {first[19]}"  # the time when process 1 started
 
 
@@ -74,7 +81,7 @@ class Reboots:
         self._journal = Journal(paths.home / "reboot.json", RebootMark)
         self._boot = this_boot() if boot is None else boot
         self._refused: RebootMark | None = None
-        self._problem = ""
+        self._problem = "" if self._boot else "the kernel does not show its boot ID, so it is not known what rebooted"
         self._mark: RebootMark | None = None
         try:
             self._mark = self._journal.load()

@@ -26,6 +26,8 @@ from fleet.reconcile.planning.decisions import CordonNode, OpenIncident, Replace
 from fleet.reconcile.planning.snapshot import FleetView, NodeView
 from fleet.reconcile.planning.states import NodeState, NoticeKind
 from kernel.transitions import StaleDecision
+from tests.controlplane.api.client import bearer
+from tests.controlplane.dashboard.clients import signed_in
 from tests.fleet import rows
 from tests.fleet.faults.faulty import HARD, SOFT, incident, replacement, signal, with_faults
 from tests.fleet.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
@@ -169,6 +171,10 @@ def test_services_count_a_machine_once_and_attach_its_replacements_to_its_incide
     with pytest.raises(StaleDecision, match="1 of 1 replacements of its pool"):
         replace_node("n-b0")
     assert {work.incident for work in Replacement.objects.all()} == {Incident.objects.get()}
+    page = signed_in().get(f"/incidents/{Incident.objects.get().pk}/").text
+    assert all(f'href="/nodes/{name}/"' in page for name in evidence["nodes"])
+    found = {name: bearer().get(f"/api/v1/incidents/?node={name}").json()["results"] for name in names}
+    assert {name: len(rows) for name, rows in found.items()} == {"n-a0": 1, "n-a1": 1, "n-b0": 0}
     incident_dismiss(incident_id=Incident.objects.get().pk, actor="ann", now=rows.NOW)
     assert set(Signal.objects.filter(settled_at=None).values_list("node", flat=True)) == {"n-b0"}
 

@@ -175,6 +175,13 @@ def test_a_damaged_record_refuses_the_order_that_it_may_have_been(power: Power) 
     assert "its record of reboots was damaged" in damaged.result()[1]
 
 
+def test_without_a_known_boot_nothing_is_rebooted(power: Power) -> None:
+    unknown = Reboots(power.paths, boot="", run=power.reboot, now_s=lambda: power.now_s)
+    unknown.follow("1")
+    assert unknown.result() == ("1", "the kernel does not show its boot ID, so it is not known what rebooted")
+    assert power.runs == 0
+
+
 def test_the_command_of_an_operator_runs_in_a_shell(tmp_path: Path) -> None:
     assert run_command(f"echo rebooted > {tmp_path}/done && true") == ""
     assert (tmp_path / "done").read_text() == "rebooted\n"
@@ -185,8 +192,10 @@ def test_the_command_of_an_operator_runs_in_a_shell(tmp_path: Path) -> None:
 
 def test_a_boot_is_known_by_its_kernel_and_its_first_process(tmp_path: Path) -> None:
     assert this_boot() == this_boot()
+    assert this_boot(tmp_path) == ""
     (tmp_path / "sys/kernel/random").mkdir(parents=True)
     (tmp_path / "sys/kernel/random/boot_id").write_text("b0\n")
+    assert this_boot(tmp_path) == "b0", "process 1 is hidden"
     (tmp_path / "1").mkdir()
     fields = " ".join(str(number) for number in range(4, 30))
     (tmp_path / "1/stat").write_text(f"1 (a ) b) S {fields}\n")
