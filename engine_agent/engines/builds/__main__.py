@@ -7,6 +7,7 @@ import argparse
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -186,6 +187,7 @@ def main(argv: Sequence[str]) -> int:
     pack.add_argument("--cache", type=Path, required=True, help="folder that holds engines/")
     pack.add_argument("--to", type=Path, required=True, help="new folder for the build")
     options = parser.parse_args(argv)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that unfinished folders are removed
     try:
         if options.command == "python":
             say_on_stdout(pack_python(options.to.absolute()))

@@ -5,6 +5,7 @@ import io
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -159,6 +160,23 @@ def test_room_is_checked_for_each_disk_before_anything_is_installed(
         pack_recipe("vllm-cuda13", tmp_path, tmp_path / "to")
     assert not (tmp_path / "to").exists()
     assert not (tmp_path / "engines/recipe-vllm-cuda13").exists()
+
+
+def test_a_stopped_build_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stopped(_: object, to: Path, __: object) -> str:
+        to.mkdir()
+        os.kill(os.getpid(), signal.SIGTERM)
+        return "not reached"
+
+    monkeypatch.setattr(recipe_packer, "pack_build", stopped)
+    monkeypatch.setattr(recipe_packer, "_installed", lambda *_: tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            recipe_packer.main(["pack", "llama-cpp", "--cache", str(tmp_path), "--to", str(tmp_path / "to")])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert not (tmp_path / "to").exists()
 
 
 def wheel(folder: Path, name: str) -> str:
