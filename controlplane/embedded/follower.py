@@ -18,7 +18,7 @@ from controlplane.embedded.state_directory import LauncherPhase, LauncherState, 
 OWN_LOG = "up.log"
 BACKGROUND_OPTION = "--background"
 
-_POLL_S = 0.2
+_POLL_S = 0.1
 _APPEARS_WITHIN_S = 10.0
 
 

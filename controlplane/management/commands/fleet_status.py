@@ -8,7 +8,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from fleet.cells.selectors import Readiness, fleet_readiness
 from traffic.routing.selectors import ingresses_waiting
 
-POLL_S = 0.5
+POLL_S = 0.2
 
 
 class Command(BaseCommand):
