@@ -36,7 +36,7 @@ from engine_agent.node.planning.node import LIMITS, ConvergeLimits, Wait
 from engine_agent.node.telemetry.accelerators import AcceleratorMonitor, OnFault
 from engine_agent.node.telemetry.energy import energy_here
 from engine_agent.node.telemetry.exposition import serve_metrics
-from engine_agent.node.telemetry.fault_logs import READ_LOG_EVERY_S, EngineLog
+from engine_agent.node.telemetry.fault_logs import EngineLog
 from engine_agent.node.telemetry.host import READ_EFA_EVERY_S, EfaDevices, accelerators_here, read_usage
 from engine_agent.node.watch import POLL_INTERVAL_S
 from engine_agent.protocol.fingerprint import Fingerprint, differing_fields
@@ -102,8 +102,8 @@ CONVERGE_AT_LEAST_EVERY_S = 1.0
 """Longest delay in noticing limits that depend only on time (a silent proxy, a late start)."""
 PAUSE_AFTER_ERROR_S = 1.0
 BOUND_LOGS_EVERY_S = 60.0
-SEND_LOGS_EVERY_S = 1.0
-"""While a user reads logs; otherwise this only checks for requests."""
+READ_LOGS_EVERY_S = 1.0
+"""Lines are sent only while a user reads them."""
 NEURON = "neuron"
 COMPILED = "compiled"
 """Of the machine's cache, next to `fetched`: compile caches, whose folders belong to the engines' account."""
@@ -199,9 +199,8 @@ class NodeAgent:
                 loops.create_task(self._repeat("watch", self._watch_once))
                 loops.create_task(self._repeat("report", self._report_once))
                 loops.create_task(self._repeat("logs", self._bound_logs_once))
-                loops.create_task(self._repeat("log tail", self._send_logs_once))
+                loops.create_task(self._repeat("log lines", self._read_logs_once))
                 loops.create_task(self._repeat("checks", self._check_once))
-                loops.create_task(self._repeat("engine log", self._read_engine_log_once))
                 if self._efa.is_any:
                     loops.create_task(self._repeat("efa", self._read_efa_once))
                 loops.create_task(self._repeat("stack", self._read_stack_once))
@@ -274,11 +273,13 @@ class NodeAgent:
         await asyncio.sleep(BOUND_LOGS_EVERY_S)
         self._node.bound_logs()
 
-    async def _send_logs_once(self) -> None:
-        await asyncio.sleep(SEND_LOGS_EVERY_S)
+    async def _read_logs_once(self) -> None:
+        await asyncio.sleep(READ_LOGS_EVERY_S)
         tail = self._logs.due(self._node.order)
         if tail is not None:
             self._connection.send_logs(tail)
+        if self._node.desired is not None and self._node.desired.plan.engine == NEURON:
+            self._engine_log.read()  # it searches for messages of Neuron's runtime
 
     async def _check_once(self) -> None:
         await asyncio.sleep(POLL_CHECKS_EVERY_S)
@@ -290,11 +291,6 @@ class NodeAgent:
         own, machine = self._accelerators.devices(), self._accelerators.machine_devices()
         async with self._accelerators.released():
             return await reset_devices(named, own, machine)
-
-    async def _read_engine_log_once(self) -> None:
-        await asyncio.sleep(READ_LOG_EVERY_S)
-        if self._node.desired is not None and self._node.desired.plan.engine == NEURON:
-            self._engine_log.read()  # it searches for messages of Neuron's runtime
 
     async def _read_efa_once(self) -> None:
         self._efa.read()

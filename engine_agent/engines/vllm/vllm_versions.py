@@ -40,7 +40,7 @@ def adjust_torch(torch: Any) -> None:
 def share_gloo_device(group_class: Any) -> None:
     """Lets all gloo groups of a process use the device of the first. Each device has a thread that wakes 100 times a
     second, and vLLM makes 15 groups per worker: 11 ms of a core a second with torch 2.13, 1.5 with one device."""
-    create = getattr(group_class, "__init__", None)
+    create: Any = getattr(group_class, "__init__", None)
     if not hasattr(group_class, "options") or getattr(create, "is_patched", False):
         return
     devices: dict[int, Any] = {}  # by process: a device's thread does not exist in a fork

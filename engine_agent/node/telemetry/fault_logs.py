@@ -175,7 +175,6 @@ class KernelLog:
                     self._on_line(text)
 
 
-READ_LOG_EVERY_S = 1.0
 MOST_BYTES = 256 * 1024
 """Per reading: a flooded log is read from its end."""
 HELD_LINES = 2
