@@ -97,7 +97,8 @@ SWITCHYARD_INGRESS_PORT = int(os.environ.get("SWITCHYARD_INGRESS_PORT", "8080"))
 SWITCHYARD_NODE_PORTS = int(os.environ.get("SWITCHYARD_NODE_PORTS", "21000"))
 """First port for new nodes of provider `local`. Each node has a block of 20 ports without those of ingresses."""
 SWITCHYARD_LOCAL_LAYOUT = os.environ.get("SWITCHYARD_LOCAL_LAYOUT", "")
-"""How provider `local` divides this computer's CPUs into nodes, as `8x1`. Empty: every node uses all CPUs."""
+"""How provider `local` first divides each region's part of this computer's CPUs into nodes, as `8x1`. Empty: every node
+uses all CPUs."""
 SWITCHYARD_AGENT_PORT = int(os.environ.get("SWITCHYARD_AGENT_PORT") or SWITCHYARD_PORT + 443)
 """Web's port for agents, with TLS by the fleet's authority. Default: `SWITCHYARD_PORT` + 443"""
 PLAIN_LINKS = _plain_links()  # for measurements: no TLS between the parts of a fleet; agents use SWITCHYARD_PORT

@@ -17,7 +17,7 @@ import psutil
 
 from bench.chaos import hostile_clients
 from bench.chaos.schedule import SERVICES, Fault, Harm, Target
-from fleet.clouds.local import processes_by_node
+from fleet.clouds.local_processes import processes_by_node
 
 Processes = list[psutil.Process]
 INGRESS_PREFIX = "i-"

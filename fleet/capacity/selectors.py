@@ -12,7 +12,7 @@ from fleet.capacity.planning.rates import MachinePrices, Offer, RateKind, Rates
 from fleet.capacity.planning.view import MachinePool
 from fleet.clouds.models import CapacityPool
 from fleet.machines.planner import POOLED
-from fleet.machines.selectors import free_machines
+from fleet.machines.selectors import divided_regions, free_machines
 from fleet.nodes.models import Node
 from fleet.reconcile.planning.states import NodeState, PoolState
 from fleet.regions.models import Rate, Region
@@ -83,14 +83,14 @@ def machine_pools(groups: Iterable[Group], now: datetime) -> tuple[MachinePool, 
         if len(markets) == 1:
             in_market[(region, instance_type), markets[0]] += 1
     providers = dict(Region.objects.values_list("name", "provider"))
-    free, prices = free_machines(), machine_prices()
+    divided, free, prices = divided_regions(), free_machines(), machine_prices()
     declared: dict[Group, list[CapacityPool]] = {}
     for pool in CapacityPool.objects.filter(enabled=True).order_by("position"):
         declared.setdefault((pool.region_id, pool.instance_type_id), []).append(pool)
     found: list[MachinePool] = []
     for group in sorted(set(groups)):
         region, instance_type = group
-        if providers.get(region) == POOLED:
+        if providers.get(region) == POOLED or region in divided:
             count = there[group] + free.get(region, {}).get(instance_type, 0)
             found.append(MachinePool(region, instance_type, "joined", count, 0.0, there[group]))
         elif group in declared:

@@ -1,12 +1,12 @@
-"""The `local` provider: machines as processes on this computer, started detached in their own sessions, so that they
-outlive the worker that launched them, and found again by the node ID in their environment. The folder of a machine has
-what a restart needs, its ports and its place in a simulated network."""
+"""The `local` provider: machines as processes on this computer. The folder of a machine has what a restart needs, its
+ports and its place in a simulated network.
 
-import contextlib
+With `SWITCHYARD_LOCAL_LAYOUT`, each region has one machine instead, an equal part of this computer: a row as of joined
+hosts, whose slots are its nodes."""
+
 import fcntl
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
@@ -15,13 +15,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import psutil
 from django.conf import settings
 
-from engine_agent.protocol.machine_messages import MachineFacts, NodeResources, release_in
+from engine_agent.protocol.machine_messages import MachineFacts, release_in
 from engine_agent.protocol.ports import (
     MAX_BLOCKS,
     PORTS_PER_NODE,
@@ -36,108 +35,27 @@ from engine_agent.protocol.ports import (
 from engine_agent.protocol.states import AgentKind
 from fleet.agents.selectors import trust_now
 from fleet.clouds.base import LaunchSpec, Machine, NoCapacity, ProviderError
-from fleet.machines.layouts import InvalidLayout, plan_layout
+from fleet.clouds.local_processes import (
+    CODE_VARIABLE,
+    HOME_VARIABLE,
+    NODE_VARIABLE,
+    agent_of,
+    code_of,
+    kill_agent,
+    machine_status,
+    processes_by_node,
+    spawn_detached,
+    stop_processes,
+)
+from fleet.clouds.machines import host_assign
+from fleet.machines.layouts import InvalidLayout
+from fleet.machines.models import MachineSlot
+from fleet.machines.selectors import hosts_running
+from fleet.machines.services.layouts import computer_divide, slot_wiped
 from fleet.placement.planning.distance import free_position
 from fleet.reconcile.planning.snapshot import ProviderStatus
-
-NODE_VARIABLE = "SWITCHYARD_NODE_ID"
-HOME_VARIABLE = "SWITCHYARD_HOME"
-CODE_VARIABLE = "PYTHONPATH"
-TERM_GRACE_S = 3.0
-SPAWN_LIMIT_S = 10.0
-SESSION_NICE = -5
-"""Where the kernel shares the CPU by session: an agent's work is healing. Processes that it starts have own sessions.
-"""
-_DETACH = f"""
-import contextlib, os, sys
-os.nice(max(0, -os.nice(0)))
-os.setsid()
-with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as group:
-    group.write("{SESSION_NICE}")
-os.fork() and os._exit(0)
-os.execv(sys.argv[1], sys.argv[1:])
-"""
-
-
-def spawn_detached(argv: list[str], environment: dict[str, str], log: Path) -> None:
-    """Starts a program in its own session, detached from the process tree, with its output appended to `log`. The
-    program does not depend on its starter's session or place in the process tree, and does not inherit its priority."""
-    with log.open("ab") as output:
-        subprocess.run(
-            [sys.executable, "-I", "-S", "-c", _DETACH, *argv],
-            env=environment,
-            cwd=log.parent,  # first entry of Python's module search path
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            timeout=SPAWN_LIMIT_S,
-            check=True,
-        )
-
-
-def processes_by_node(home: Path) -> dict[str, list[psutil.Process]]:
-    """Returns live processes of this home's machines by node ID, from their environment."""
-    processes: dict[str, list[psutil.Process]] = {}
-    for process in psutil.process_iter():
-        with contextlib.suppress(psutil.Error, OSError):
-            if process.status() == psutil.STATUS_ZOMBIE:
-                continue
-            environment: dict[str, Any] = process.environ()
-            node_id = environment.get(NODE_VARIABLE)
-            if node_id and environment.get(HOME_VARIABLE) == str(home):
-                processes.setdefault(node_id, []).append(process)
-    return processes
-
-
-def machine_status(processes: list[psutil.Process]) -> ProviderStatus:
-    """A machine runs while its agent or engine runs: a cell proxy alone does not serve."""
-    commands = [_process_command(process) for process in processes]
-    if any("engine_agent" in command for command in commands):
-        return ProviderStatus.RUNNING
-    bystanders = ("engine_agent.cell_proxy", "multiprocessing.resource_tracker")
-    engines = [command for command in commands if not any(name in " ".join(command) for name in bystanders)]
-    return ProviderStatus.AGENT_DEAD if any(engines) else ProviderStatus.GONE
-
-
-def _process_command(process: psutil.Process) -> list[str]:
-    with contextlib.suppress(psutil.Error):
-        return process.cmdline()
-    return []
-
-
-def agent_of(processes: list[psutil.Process]) -> psutil.Process | None:
-    for process in processes:
-        if _process_command(process)[1:4] in (["-m", "engine_agent", "node"], ["-m", "engine_agent", "ingress"]):
-            return process
-    return None
-
-
-def code_of(process: psutil.Process) -> str:
-    """Returns the folder whose code a process runs; "" if the process has exited."""
-    with contextlib.suppress(psutil.Error):
-        return str(process.environ().get(CODE_VARIABLE, ""))
-    return ""
-
-
-def kill_agent(process: psutil.Process) -> None:
-    """Kills an agent and nothing else: on SIGTERM an ingress agent would stop its HAProxy."""
-    with contextlib.suppress(psutil.Error):
-        process.kill()
-        process.wait(TERM_GRACE_S)
-
-
-def stop_processes(processes: list[psutil.Process]) -> None:
-    """SIGTERM, a short grace period, SIGKILL. Returns when they are gone."""
-    for process in processes:
-        with contextlib.suppress(psutil.Error):
-            process.send_signal(signal.SIGTERM)
-    _, alive = psutil.wait_procs(processes, timeout=TERM_GRACE_S)
-    for process in alive:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    deadline = time.monotonic() + TERM_GRACE_S
-    psutil.wait_procs(alive, timeout=max(0.0, deadline - time.monotonic()))
-
+from fleet.regions.models import Region
+from kernel import clock
 
 ADDRESS = "127.0.0.1"
 BOOT_FILE = "boot.json"
@@ -198,8 +116,9 @@ class LocalProvider:
         reserved: Collection[int] = (),
         layout: str = "",
     ) -> None:
-        """`first_port`: of nodes; `reserved`: ports that nodes may not use. `layout`: how this computer's CPUs are
-        divided into nodes, as of joined hosts; empty: every node uses all of them."""
+        """`first_port`: of nodes; `reserved`: ports that nodes may not use. `layout`: how the part of this computer in
+        each region is divided into nodes, until the fleet or an operator changes it; empty: every node uses all CPUs.
+        """
         self.home = home
         self.reserved = frozenset(reserved)
         self.checkout = checkout
@@ -236,12 +155,19 @@ class LocalProvider:
         known = self._boot_of(spec.id)
         if known and self.describe([spec.id])[spec.id] is not ProviderStatus.GONE:
             return known.machine
-        with self._placement_lock():
-            if known is None or spec.port is not None:  # a fixed port may have changed
-                known = Boot(spec.id, self._agent_argv(spec), spec.release)
-                self._write_boot(known)
-            self._write_bundle(spec.id, spec.bundle)
-        self._spawn_agent(known, {"SWITCHYARD_JOIN_TOKEN": spec.join_token})
+        slot = self._slot_of(spec) if self.layout and spec.kind is AgentKind.NODE else None
+        try:
+            with self._placement_lock():
+                is_other = slot is not None and known is not None and known.option("--owns") != _owned(slot)
+                if known is None or spec.port is not None or is_other:  # a fixed port may have changed
+                    known = Boot(spec.id, self._agent_argv(spec, slot), spec.release)
+                    self._write_boot(known)
+                self._write_bundle(spec.id, spec.bundle)
+            self._spawn_agent(known, {"SWITCHYARD_JOIN_TOKEN": spec.join_token})
+        except ProviderError:
+            if slot is not None:
+                slot_wiped(slot, now=clock.now())
+            raise
         return known.machine
 
     def restart_agent(self, node_id: str) -> None:
@@ -300,6 +226,11 @@ class LocalProvider:
     def terminate(self, node_id: str) -> None:
         for _ in range(STOP_ROUNDS):
             stop_processes(processes_by_node(self.home).get(node_id, []))
+        boot = self._boot_of(node_id)
+        if self.layout or (boot is not None and boot.option("--owns")):
+            host = hosts_running([node_id]).get(node_id)
+            if host is not None and host.slot is not None:
+                slot_wiped(host.slot, now=clock.now())
         self._keep_logs_only(self._machine_folder(node_id))
 
     def describe_all(self) -> dict[str, ProviderStatus]:
@@ -333,26 +264,35 @@ class LocalProvider:
             f"no free block of {PORTS_PER_NODE} ports from {self.first_port} upwards; set SWITCHYARD_NODE_PORTS"
         )
 
-    def _free_part(self) -> NodeResources:
-        """The first part of this computer that no node owns. Raises NoCapacity if there is none."""
-        facts = MachineFacts(
-            address=ADDRESS,
-            port_base=self.first_port,
-            cores=len(os.sched_getaffinity(0)),
-            memory_bytes=psutil.virtual_memory().total,
-            disk_free_bytes=0,
-            cpus=(tuple(sorted(os.sched_getaffinity(0))),),
-        )
+    def _slot_of(self, spec: LaunchSpec) -> MachineSlot | None:
+        """The slot of a node; None if the node was launched before there was a layout."""
+        facts = self._part_of(spec.region)
         try:
-            parts = plan_layout(self.layout, facts)
+            computer_divide(
+                region=spec.region,
+                layout=self.layout,
+                instance_type=spec.instance_type,
+                facts=facts,
+                now=clock.now(),
+            )
         except InvalidLayout as error:
             raise ProviderError(f"SWITCHYARD_LOCAL_LAYOUT: {error}") from None
-        stated = (boot.option("--owns") for boot in self._node_boots())
-        owned = {at for text in stated if text for at in msgspec.json.decode(text, type=NodeResources).devices}
-        free = [part for part in parts if owned.isdisjoint(part.devices)]
-        if not free:
-            raise NoCapacity(f"all {len(parts)} nodes of layout {self.layout} (SWITCHYARD_LOCAL_LAYOUT) are taken")
-        return free[0]
+        return host_assign(spec).slot
+
+    def _part_of(self, region: str) -> MachineFacts:
+        """An equal part of this computer for each region of this provider."""
+        regions = list(Region.objects.filter(provider=self.name).values_list("name", flat=True))
+        at, cpus = regions.index(region), sorted(os.sched_getaffinity(0))
+        first = at * len(cpus) // len(regions)
+        own = cpus[first : max((at + 1) * len(cpus) // len(regions), first + 1)]
+        return MachineFacts(
+            address=ADDRESS,
+            port_base=self.first_port,
+            cores=len(own),
+            memory_bytes=psutil.virtual_memory().total // len(regions),
+            disk_free_bytes=shutil.disk_usage(self.home).free,
+            cpus=(tuple(own),),
+        )
 
     def _free_place(self, region: str, near: tuple[str, ...]) -> tuple[str, ...]:
         """The free place in a region nearest to `near`, as the network nodes above it."""
@@ -426,15 +366,16 @@ class LocalProvider:
     def _machine_folder(self, node_id: str) -> Path:
         return self.home / ("ingresses" if node_id.startswith("i-") else "nodes") / node_id
 
-    def _agent_argv(self, spec: LaunchSpec) -> list[str]:
+    def _agent_argv(self, spec: LaunchSpec, slot: MachineSlot | None) -> list[str]:
         if spec.kind is AgentKind.INGRESS:
             self._require_own_ports(spec)
             own = ["ingress", "--ingress-id", spec.id, "--port", str(spec.port)]
         else:
             ports = self._free_ports() if spec.port is None else spec.port
             own = ["node", "--node-id", spec.id, "--port-base", str(ports), "--instance-type", spec.instance_type]
-            own += ["--topology", ",".join(self._free_place(spec.region, spec.near))]
-            own += ["--owns", msgspec.json.encode(self._free_part()).decode()] if self.layout else []
+            place = (slot.machine_id,) if slot else self._free_place(spec.region, spec.near)
+            own += ["--topology", ",".join(place)]
+            own += ["--owns", _owned(slot)] if slot else []
         folder, address = str(self._machine_folder(spec.id)), spec.address or ADDRESS
         common = ["--home", folder, "--server", self.server_url, "--region", spec.region, "--host", address]
         return [sys.executable, "-m", "engine_agent", *own, *common]
@@ -466,6 +407,10 @@ class LocalProvider:
             spawn_detached(boot.argv, environment, self._machine_folder(boot.id) / "agent.log")
         except (OSError, subprocess.SubprocessError) as error:
             raise ProviderError(f"the agent of {boot.id} did not start: {error}") from error
+
+
+def _owned(slot: MachineSlot) -> str:
+    return msgspec.json.encode(slot.resources()).decode()
 
 
 def place(region: str, position: int) -> tuple[str, ...]:

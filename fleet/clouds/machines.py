@@ -59,18 +59,9 @@ class MachinesProvider:
         return tuple(self._launch(spec) for spec in specs)
 
     def _launch(self, spec: LaunchSpec) -> Launched:
-        if (known := hosts_running([spec.id]).get(spec.id)) is not None:
-            return _launched(known)
-        if spec.kind is not AgentKind.NODE:
+        if spec.kind is not AgentKind.NODE and spec.id not in hosts_running([spec.id]):
             raise ProviderError(f"{spec.id} has no machine: an ingress is the machine that joined for it")
-        shape = InstanceType.objects.get(name=spec.instance_type).shape()
-        for _ in range(RACES):
-            chosen = plan_machine(shape, pool_of(spec.region, MachineRole.NODE))
-            if isinstance(chosen, NoMachine):
-                raise ProviderError(chosen.reason)
-            if _assign(chosen, spec.id):
-                return _launched(hosts_running([spec.id])[spec.id])
-        raise ProviderError(f"{RACES} machines for {spec.id} were taken by other launches")
+        return _launched(host_assign(spec))
 
     def restart_agent(self, node_id: str) -> None:
         host = hosts_running([node_id]).get(node_id)
@@ -123,6 +114,20 @@ class MachinesProvider:
         slots = MachineSlot.objects.filter(machine__in=rows, state=MachineState.TAKEN)
         names = [*rows.exclude(runs="").values_list("runs", flat=True), *slots.values_list("runs", flat=True)]
         return {name: _provider_status(host) for name, host in hosts_running(names).items()}
+
+
+def host_assign(spec: LaunchSpec) -> NodeHost:
+    """The machine of a node, or a free machine or slot that it gets now. Raises ProviderError if there is none."""
+    if (known := hosts_running([spec.id]).get(spec.id)) is not None:
+        return known
+    shape = InstanceType.objects.get(name=spec.instance_type).shape()
+    for _ in range(RACES):
+        chosen = plan_machine(shape, pool_of(spec.region, MachineRole.NODE))
+        if isinstance(chosen, NoMachine):
+            raise ProviderError(chosen.reason)
+        if _assign(chosen, spec.id):
+            return hosts_running([spec.id])[spec.id]
+    raise ProviderError(f"{RACES} machines for {spec.id} were taken by other launches")
 
 
 def _launched(host: NodeHost) -> Launched:

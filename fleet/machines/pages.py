@@ -30,7 +30,7 @@ from fleet.clouds.models import CapacityPool
 from fleet.deployments.models import Deployment
 from fleet.machines.api import InviteSerializer
 from fleet.machines.models import Invitation, Machine
-from fleet.machines.planner import POOLED, describe
+from fleet.machines.planner import LOCAL, POOLED, describe
 from fleet.machines.selectors import hosts_running, invitations_described, machines_described, notices_of
 from fleet.machines.services.layouts import machine_layout_set
 from fleet.machines.services.machines import invitation_create, invitation_withdraw, machine_remove, nodes_on
@@ -55,7 +55,8 @@ class MachineRow:
     @property
     def is_removable(self) -> bool:
         """Whether users may remove it: other providers terminate their own machines."""
-        return self.machine.provider == POOLED and not self.machine.leaving
+        is_host = self.machine.provider == POOLED or (self.machine.provider == LOCAL and bool(self.machine.layout))
+        return is_host and not self.machine.leaving
 
     @property
     def is_divisible(self) -> bool:

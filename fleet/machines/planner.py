@@ -66,6 +66,8 @@ def _parse_spares(kind: str, value: Any) -> WarmSpares:
 
 POOLED = "machines"
 """The provider of hosts that joined by invitation."""
+LOCAL = "local"
+"""The provider of processes on the control plane's computer. With a layout, each of its regions has one machine."""
 CLOUDS = frozenset({"aws"})
 """Providers that launch machines on demand, which attest their identity."""
 WITH_MACHINE_AGENT = CLOUDS | {POOLED}

@@ -18,6 +18,7 @@ from fleet.faults.planning.views import Rung
 from fleet.machines.layouts import device_count, facts_of_node, missing_devices, node_sizes
 from fleet.machines.models import Invitation, Machine, MachineSlot
 from fleet.machines.planner import (
+    LOCAL,
     POOLED,
     WHOLE,
     PooledMachine,
@@ -146,10 +147,17 @@ def free_machines() -> dict[str, dict[str, int]]:
     return counts
 
 
+def divided_regions() -> set[str]:
+    """Regions of provider `local` whose nodes are slots of a machine. One query."""
+    rows = Machine.objects.filter(provider=LOCAL, leaving=False).exclude(layout="").exclude(state=MachineState.GONE)
+    return set(rows.values_list("region_id", flat=True))
+
+
 def machine_views(kinds: Collection[str], shapes: Mapping[str, InstanceShape]) -> tuple[MachineView, ...]:
-    """Connected joined hosts without broken devices or cells that the planner may divide into nodes of these instance
-    types, and those whose layout changes. Two queries."""
-    rows = Machine.objects.filter(provider=POOLED, role=MachineRole.NODE.value, connected=True, leaving=False)
+    """Connected joined hosts, and parts of this computer, without broken devices or cells that the planner may divide
+    into nodes of these instance types, and those whose layout changes. Two queries."""
+    hosts = Q(provider=POOLED) | Q(provider=LOCAL) & ~Q(layout="")
+    rows = Machine.objects.filter(hosts, role=MachineRole.NODE.value, connected=True, leaving=False)
     rows = rows.filter(Q(layout_changes=True) | Q(state__in=SHARED, layout_pinned=False, broken={}))
     members = CellMember.objects.values("node_id")
     in_cells = MachineSlot.objects.filter(machine=OuterRef("pk"), runs__in=members)

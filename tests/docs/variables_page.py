@@ -26,6 +26,7 @@ LINKS = {
     "SWITCHYARD_FILES": "batch.md#files-and-batches",
     "SWITCHYARD_HF_ENDPOINT": "models.md#models-by-name",
     "SWITCHYARD_HOME": "#where-files-are",
+    "SWITCHYARD_LOCAL_LAYOUT": "cloud.md#layouts-follow-demand",
     "SWITCHYARD_LOG_FORMAT": "monitoring.md#correlation",
     "SWITCHYARD_METRICS_LISTEN": "monitoring.md#metrics",
     "SWITCHYARD_NODE_PORTS": "../design/agents.md#ports",

@@ -1,5 +1,6 @@
 """A host of eight shares of this computer's CPUs serves as eight nodes, then four, then one, as deployments need other
-node sizes. Meanwhile another deployment, on it and on a second host, answers every request.
+node sizes. Meanwhile another deployment, on it and on a second host, answers every request. The same of the parts of
+this computer that provider `local` has in two regions.
 """
 
 import asyncio
@@ -17,7 +18,7 @@ import pytest
 
 from tests.asking import CLIENT
 from tests.engine_agent.ingress.traffic import SteadyTraffic
-from tests.scenarios.running_fleet import LIMIT_S, WORKER, RunningFleet, eventually
+from tests.scenarios.running_fleet import LIMIT_S, REGIONS, WORKER, RunningFleet, eventually
 from tests.scenarios.test_join import REGION, Host
 
 pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(1500)]
@@ -41,9 +42,10 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningFleet]:
         running.down()
 
 
-def add_deployment(fleet: RunningFleet, shares: int) -> None:
-    """`of-2` runs on nodes with two of eight shares of this computer's memory, and so on."""
-    gib = psutil.virtual_memory().total / 2**30
+def add_deployment(fleet: RunningFleet, shares: int, region: str = REGION, machines: int = 1) -> None:
+    """`of-2` runs on nodes with two of eight shares of a machine's memory, and so on. `machines`: this computer is
+    divided among so many."""
+    gib = psutil.virtual_memory().total / 2**30 / machines
     kind, version = f"share.{shares}", f"of-{shares}"
     fleet.post("instance-types", {"name": kind, "accelerator": "cpu", "memory_gib": round(gib * shares / 8, 2)})
     body = {"model": "sim-70b", "version": version, "based_on": "sim-70b@1", "parallelism": {kind: {"nodes": 1}}}
@@ -54,7 +56,7 @@ def add_deployment(fleet: RunningFleet, shares: int) -> None:
         "deployments",
         {
             "name": version, "model_version": f"sim-70b@{version}", "instance_types": [kind], "allow_unreleased": True,
-            "regions": [{"region": REGION, "cells": 0}],
+            "regions": [{"region": region, "cells": 0}],
         },
     )  # fmt: skip
 
@@ -119,6 +121,51 @@ def answers(url: str, model: str) -> bool:
     with contextlib.suppress(httpx.HTTPError):
         return CLIENT.post(f"{url}/v1/chat/completions", content=request_of(model)).status_code == 200
     return False
+
+
+def test_the_part_of_this_computer_in_a_region_follows_demand_and_no_request_fails(tmp_path: Path) -> None:
+    """Provider `local`: the other region's part serves meanwhile."""
+    fleet = RunningFleet(tmp_path / "home")
+    fleet.environment["SWITCHYARD_LOCAL_LAYOUT"] = "4x1"
+    try:
+        fleet.begin()
+        serving, divided = REGIONS
+        for name in ("smollm2", "sim-70b"):
+            fleet.patch(f"deployments/{name}", {"regions": [{"region": region, "cells": 0} for region in REGIONS]})
+        for region in REGIONS:
+            fleet.patch(f"regions/{region}", {"spares": {}})
+        for shares in (2, 4):
+            add_deployment(fleet, shares, divided, machines=len(REGIONS))
+        fleet.scale("sim-70b", serving, 1)
+        eventually(lambda: answers(fleet.ingress(serving), "sim-70b"))
+        (there,) = parts(fleet, serving)
+        assert there["layout"] == "4x1"
+        with load(fleet.ingress(serving), "sim-70b") as traffic:
+            fleet.scale("sim-70b", divided, 1)
+            for deployment, before, layout in (("of-4", "sim-70b", "2x2"), ("of-2", "of-4", "4x1")):
+                fleet.scale(before, divided, 0)
+                fleet.scale(deployment, divided, 1)
+                (part,) = parts(fleet, divided)
+                assert part["layout"] == layout
+                kind = deployment.replace("of-", "share.")
+                assert {node["instance_type"] for node in nodes_in(fleet, divided)} == {kind}
+            assert parts(fleet, serving)[0]["layout"] == "4x1"
+        assert traffic.failures == []
+        assert traffic.served.total() == traffic.sent > 0
+    finally:
+        fleet.down()
+    assert fleet.processes() == []
+
+
+def nodes_in(fleet: RunningFleet, region: str) -> list[Any]:
+    found: list[Any] = fleet.api("nodes", region=region, state="ready")["results"]
+    return found
+
+
+def parts(fleet: RunningFleet, region: str) -> list[Any]:
+    """The machines of a region whose nodes are parts of them."""
+    found: list[Any] = fleet.api("machines", region=region)["results"]
+    return [machine for machine in found if machine["layout"] and machine["state"] != "gone"]
 
 
 def test_a_host_is_divided_for_each_demand_and_no_request_fails(fleet: RunningFleet, tmp_path: Path) -> None:

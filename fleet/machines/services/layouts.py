@@ -1,7 +1,8 @@
-"""Layouts of joined hosts: divides a machine into nodes once its own are wiped, and assigns and releases the resulting
-slots. A machine with a layout is `taken` while a node is on it, then `wiping`, and `pool` again when its agent has
-wiped every node."""
+"""Layouts of joined hosts and of the control plane's computer: divides a machine into nodes once its own are wiped, and
+assigns and releases the resulting slots. A machine with a layout is `taken` while a node is on it, then `wiping`, and
+`pool` again when its agent, or provider `local`, has wiped every node."""
 
+import secrets
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -9,17 +10,18 @@ import msgspec
 from django.db import transaction
 from django.db.models import F
 
-from engine_agent.protocol.machine_messages import MachineReport
+from engine_agent.protocol.machine_messages import MachineFacts, MachineReport
 from fleet.cells.services import layout_charge, layout_disruption_close, layout_disruption_open
 from fleet.machines.layouts import InvalidLayout, facts_of_node, plan_layout
 from fleet.machines.models import Machine, MachineSlot
-from fleet.machines.planner import POOLED, why_set_aside
+from fleet.machines.planner import LOCAL, POOLED, why_set_aside
 from fleet.machines.services.machines import detected_type, machine_move, nodes_on
 from fleet.nodes.models import Node
 from fleet.nodes.services.nodes import node_retire
 from fleet.reconcile.planning.decisions import ChangeLayout, RetireNode
 from fleet.reconcile.planning.settings import LedgerLimits
 from fleet.reconcile.planning.states import MachineRole, MachineState, NodeState
+from fleet.regions.models import Region
 from kernel import clock, live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
@@ -28,6 +30,7 @@ from kernel.transitions import StaleDecision
 from models_registry.instance_types.services import instance_type_named
 
 POOL, TAKEN, WIPING = MachineState.POOL.value, MachineState.TAKEN.value, MachineState.WIPING.value
+GONE = MachineState.GONE.value
 
 
 def machine_layout_set(
@@ -117,7 +120,8 @@ def _layout_event(machine: Machine, message: str, now: datetime, actor: str = ""
 
 
 def _require_divisible(machine: Machine) -> None:
-    if machine.provider != POOLED or machine.role != MachineRole.NODE:
+    is_host = machine.provider == POOLED or (machine.provider == LOCAL and machine.layout)
+    if not is_host or machine.role != MachineRole.NODE:
         raise Conflict(f"{machine.id} is no joined host for nodes, and only those can have a layout")
     if machine.leaving or machine.state not in {POOL, TAKEN, WIPING}:
         raise Conflict(f"{machine.id} is {'leaving' if machine.leaving else machine.state}; it gets no other layout")
@@ -128,6 +132,8 @@ def _plan_slots(machine: Machine, layout: str, types: Sequence[str], *, detect: 
     facts = machine.stated_facts()
     if facts is None or machine.port_base is None:
         raise Conflict(f"the hardware of {machine.id} is not known yet")
+    if not layout and machine.provider == LOCAL:
+        raise InvalidInput(field="layout", rule="layout", message=f"{machine.id}: one node is layout 1x1 here")
     try:
         parts = plan_layout(layout, msgspec.structs.replace(facts, port_base=machine.port_base)) if layout else ()
     except InvalidLayout as error:
@@ -162,6 +168,40 @@ def layout_follow(machine: Machine, *, now: datetime) -> None:
     wake_ups.send("fleet.reconcile")
 
 
+def computer_divide(*, region: str, layout: str, instance_type: str, facts: MachineFacts, now: datetime) -> None:
+    """Records the part of the control plane's computer that a region of provider `local` has as a machine, divided into
+    nodes of this type, unless there is one. Raises InvalidLayout."""
+    with transaction.atomic():
+        Region.objects.select_for_update().get(name=region)
+        if Machine.objects.filter(provider=LOCAL, region_id=region).exclude(layout="").exclude(state=GONE).exists():
+            return
+        name = f"m-{secrets.token_hex(4)}"
+        machine = Machine(
+            id=name,
+            provider=LOCAL,
+            provider_id=name,
+            region_id=region,
+            state=POOL,
+            reason="it is a part of the control plane's computer",
+            layout=layout,
+            layout_at=now,
+            address=facts.address,
+            port_base=facts.port_base,
+            instance_type_id=instance_type,
+            facts=msgspec.to_builtins(facts),
+            connected=True,
+            created_at=now,
+            state_since=now,
+        )
+        parts = enumerate(plan_layout(layout, facts))
+        machine.save(force_insert=True)
+        MachineSlot.objects.bulk_create(
+            MachineSlot(machine=machine, number=at, owns=msgspec.to_builtins(owns), instance_type_id=instance_type)
+            for at, owns in parts
+        )
+        _layout_event(machine, f"{name} is the part of this computer in {region}, as {layout}", now)
+
+
 def slot_assign(*, machine_id: str, number: int, node: str, now: datetime) -> bool:
     """Gives a free slot to a node. Returns whether it was still free."""
     with transaction.atomic():
@@ -187,6 +227,20 @@ def slot_release(slot: MachineSlot, *, now: datetime) -> None:
         if machine.state == TAKEN and not machine.slots.filter(state=TAKEN).exists():
             machine_move(machine, MachineState.WIPING, f"{slot.runs} was given back", now=now)
         _order_changed(machine)
+
+
+def slot_wiped(slot: MachineSlot, *, now: datetime) -> None:
+    """Frees a slot whose node's processes its provider has stopped. With the last one the machine gets the layout that
+    waits, or is gone if it was removed."""
+    slot_release(slot, now=now)
+    with transaction.atomic():
+        machine = Machine.objects.select_for_update().get(id=slot.machine_id)
+        wiping = machine.slots.filter(number=slot.number, runs=slot.runs, state=WIPING)
+        wiping.update(state=POOL, runs="", phase="", agent_reason="")
+        if machine.state == WIPING and not machine.slots.exclude(state=POOL).exists():
+            to = MachineState.GONE if machine.leaving else MachineState.POOL
+            machine_move(machine, to, "all of its nodes are stopped", now=now)
+            layout_follow(machine, now=now)
 
 
 def slot_forget(slot: MachineSlot, *, now: datetime) -> None:

@@ -19,8 +19,16 @@ from fleet.cells.models import CellMember
 from fleet.cells.services import layout_disruption_close
 from fleet.faults.services.incidents import incidents_close
 from fleet.machines.layouts import InvalidLayout, parse_layout
-from fleet.machines.models import Invitation, Machine
-from fleet.machines.planner import HARDWARE_DIFFERS, POOLED, SILENT_AFTER_S, instance_type_of, shape_found, silent_for_s
+from fleet.machines.models import Invitation, Machine, MachineSlot
+from fleet.machines.planner import (
+    HARDWARE_DIFFERS,
+    POOLED,
+    SILENT_AFTER_S,
+    has_machine_agent,
+    instance_type_of,
+    shape_found,
+    silent_for_s,
+)
 from fleet.nodes.models import Node
 from fleet.nodes.services.nodes import node_replacement_request, node_retire
 from fleet.reconcile.planning.decisions import RetireNode
@@ -333,7 +341,7 @@ def machine_remove(*, machine_id: str, actor: str, now: datetime, why: str = "")
     reason = f"removed by {actor}" + (f": {why}" if why else "")
     with transaction.atomic():
         machine = Machine.objects.select_for_update().get(id=machine_id)
-        if machine.provider != POOLED:
+        if machine.provider != POOLED and not machine.layout:
             noun = f"node {machine.runs}" if machine.runs else "it"
             raise Conflict(f"{machine.id} belongs to provider {machine.provider}; replace or release {noun} instead")
         if machine.state == MachineState.GONE:
@@ -362,7 +370,8 @@ def _start_leaving(machine: Machine, actor: str, reason: str, why: str, now: dat
         for node in Node.objects.filter(id__in=nodes_on(machine)).order_by("id"):
             _start_replacing(node, actor, reason, why, now)
     elif machine.state in {MachineState.POOL, MachineState.JOINING}:
-        to = MachineState.LEAVING if machine.connected else MachineState.GONE
+        confirms = machine.connected and has_machine_agent(machine.provider)
+        to = MachineState.LEAVING if confirms else MachineState.GONE
         machine_move(machine, to, reason, now=now, desired_version=machine.desired_version + 1)
     live.push_desired([machine.id])
 
@@ -383,8 +392,8 @@ def _start_replacing(node: Node, actor: str, reason: str, why: str, now: datetim
 
 def machine_launched(node: Node, *, now: datetime) -> None:
     """Creates the machine of a node whose provider recorded none, one for each launch, with the node's digits if they
-    are free. Joined hosts get theirs by nonce and keep their row."""
-    if node.region.provider == POOLED:
+    are free. Joined hosts get theirs by nonce and keep their row, as do machines with a layout."""
+    if node.region.provider == POOLED or MachineSlot.objects.filter(runs=node.id).exists():
         return
     columns = {
         "provider": node.region.provider,

@@ -17,8 +17,8 @@ from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.planner import ClaimView, GrantRule, InvalidPolicy, QuotaView
 from fleet.faults.planning.views import NoticeView
 from fleet.faults.selectors import faults_view
-from fleet.machines.planner import POOLED, provider_limits
-from fleet.machines.selectors import free_machines, machine_views
+from fleet.machines.planner import LOCAL, POOLED, provider_limits
+from fleet.machines.selectors import divided_regions, free_machines, machine_views
 from fleet.nodes.models import AgentListener
 from fleet.nodes.planner import Listeners, ListenerView
 from fleet.quotas.models import Quota
@@ -138,8 +138,11 @@ def _notices() -> Iterator[NoticeView]:
 
 
 def _regions(rows: list[Region]) -> dict[str, RegionView]:
-    free = free_machines() if any(row.provider == POOLED for row in rows) else {}
-    return {row.name: _region(row, free.get(row.name, {}) if row.provider == POOLED else None) for row in rows}
+    pools = {row.name for row in rows if row.provider == POOLED}
+    if any(row.provider == LOCAL for row in rows):
+        pools |= divided_regions()
+    free = free_machines() if pools else {}
+    return {row.name: _region(row, free.get(row.name, {}) if row.name in pools else None) for row in rows}
 
 
 def _region(region: Region, free: Mapping[str, int] | None) -> RegionView:

@@ -21,8 +21,9 @@ from django.db.models import F
 from engine_agent.protocol.machine_messages import release_in
 from fleet.agents.services.enrolment import AgentIdentity
 from fleet.clouds.base import ProviderError, provider_named
-from fleet.clouds.local import code_of
+from fleet.clouds.local_processes import code_of
 from fleet.machines.models import Machine
+from fleet.machines.planner import WITH_MACHINE_AGENT
 from fleet.machines.selectors import tag_of
 from fleet.reconcile.planning.states import (
     AGENT_ROLLOUT_ALLOWED,
@@ -341,7 +342,7 @@ def _target_release(release: str, now: datetime) -> AgentRelease:
 
 def _require_archives(target: AgentRelease, current: AgentRelease | None) -> None:
     """Every host must be able to move there, and back after a failure."""
-    hosts = Machine.objects.exclude(facts=None).exclude(state=MachineState.GONE)
+    hosts = Machine.objects.filter(provider__in=WITH_MACHINE_AGENT).exclude(facts=None).exclude(state=MachineState.GONE)
     tags = {tag_of(facts) for machine in hosts if (facts := machine.stated_facts())}
     back = () if current is None or current == target else ((current, ", needed to roll back,"),)
     for row, which in ((target, ""), *back) if tags else ():

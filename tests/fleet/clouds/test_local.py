@@ -15,12 +15,12 @@ import msgspec
 import psutil
 import pytest
 
-from engine_agent.node.devices import resources_from
 from engine_agent.protocol.machine_messages import RELEASE_FILE
 from engine_agent.protocol.ports import PORTS_PER_NODE
 from engine_agent.protocol.states import AgentKind
 from fleet.clouds.base import LaunchSpec, Machine, NoCapacity, ProviderError
-from fleet.clouds.local import Boot, LocalProvider, agent_of, code_of, place, processes_by_node
+from fleet.clouds.local import Boot, LocalProvider, place
+from fleet.clouds.local_processes import agent_of, code_of, processes_by_node
 from fleet.placement.planning.distance import shared_prefix
 from fleet.reconcile.planning.snapshot import ProviderStatus
 from fleet.releases.services.archive import release_folder, source_keep
@@ -185,23 +185,6 @@ def test_ports_that_something_listens_in_are_passed_over(provider: LocalProvider
         other.bind(("127.0.0.1", FIRST_PORT + 3))
         other.listen()
         assert launch(provider).port_base == FIRST_PORT + PORTS_PER_NODE
-
-
-def test_nodes_own_different_parts_of_this_computer_and_a_terminated_ones_is_free_again(
-    provider: LocalProvider, booted: list[list[str]]
-) -> None:
-    provider.layout = "1x1+2x2"
-    for number in range(3):
-        launch(provider, f"n-0000000{number}")
-    with pytest.raises(NoCapacity, match=r"all 3 nodes of layout 1x1\+2x2 \(SWITCHYARD_LOCAL_LAYOUT\) are taken"):
-        launch(provider, "n-00000003")
-    provider.terminate("n-00000001")
-    launch(provider, "n-00000004")
-    owned = [resources_from(argv[argv.index("--owns") + 1]).devices for argv in booted]
-    assert owned == [(0,), (1, 2), (3, 4), (1, 2)]
-    provider.layout = "3by3"
-    with pytest.raises(ProviderError, match="SWITCHYARD_LOCAL_LAYOUT: layout '3by3' must be NODESxDEVICES"):
-        launch(provider, "n-00000005")
 
 
 def test_two_workers_that_launch_at_once_choose_different_ports(

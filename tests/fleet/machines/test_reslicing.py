@@ -1,26 +1,37 @@
 """The planner divides a machine of spares for cells that wait: what the step writes, what makes it stale, and a whole
 pass from the waiting cell to nodes of its size. And the layout of an invitation."""
 
+import json
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from engine_agent.protocol.machine_messages import MachineFacts, MachineReport, NodeRun, machine_id_of
+from engine_agent.node.devices import resources_from
+from engine_agent.protocol.machine_messages import MachineFacts, MachineReport, NodeResources, NodeRun, machine_id_of
 from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import AgentKind, MachinePhase
 from fleet.cells.models import Cell, Disruption
 from fleet.cells.services import cell_drain_charged
-from fleet.clouds.base import LaunchSpec
+from fleet.clouds.base import LaunchSpec, ProviderError
+from fleet.clouds.local import LocalProvider
 from fleet.clouds.machines import MachinesProvider
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.faults.models import Incident
 from fleet.machines.models import Machine
 from fleet.machines.selectors import free_machines, notices_of, pool_of
 from fleet.machines.services.layouts import layout_change, machine_layout_set
-from fleet.machines.services.machines import invitation_create, machine_enrol, machine_move, machine_remove
+from fleet.machines.services.machines import (
+    invitation_create,
+    machine_enrol,
+    machine_launched,
+    machine_move,
+    machine_remove,
+)
 from fleet.machines.services.reports import ReceivedMachineReport, machine_hellos_store, machine_reports_store
 from fleet.nodes.models import Node, NodeReport
 from fleet.reconcile.planning.decisions import ChangeLayout, DrainCell
@@ -30,6 +41,7 @@ from fleet.reconcile.services import reconcile
 from kernel import clock
 from kernel.leases import lease_take
 from kernel.models import Event
+from kernel.refusals import InvalidInput
 from kernel.transitions import StaleDecision
 from models_registry.instance_types.models import InstanceType
 from tests.controlplane.api.client import bearer
@@ -87,13 +99,13 @@ def give_back() -> None:
 DECIDED = ChangeLayout("m-00000001", "8x1", NAMES, "4x2", ("cpu.2",) * 4, "cells wait")
 
 
-def want(cells: int, kind: str) -> None:
+def want(cells: int, kind: str, where: str = "pool") -> None:
     version = rows.version(kind, nodes=1, parallelism={kind: {"nodes": 1}})
     made, _ = Deployment.objects.get_or_create(
         name=f"on-{kind.replace('.', '-')}",
         defaults={"model_version": version, "instance_types": [kind], "created_at": NOW},
     )
-    DeploymentRegion.objects.update_or_create(deployment=made, region=rows.region("pool"), defaults={"cells": cells})
+    DeploymentRegion.objects.update_or_create(deployment=made, region=rows.region(where), defaults={"cells": cells})
 
 
 def passes(time: Clock, seconds: float) -> None:
@@ -212,6 +224,86 @@ def test_a_removed_machine_leaves_no_entry_in_the_ledger() -> None:
     give_back()
     machine_move(Machine.objects.get(), MachineState.GONE, "it has uninstalled itself", now=NOW)
     assert not Disruption.objects.filter(closed_at=None).exists()
+
+
+@pytest.fixture
+def local(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalProvider:
+    """Provider `local` on 16 CPUs in two regions. It starts no process."""
+    rows.region("here", provider="local")
+    rows.region("there", provider="local", position=1)
+    monkeypatch.setattr("fleet.clouds.local.spawn_detached", lambda argv, *_: None)
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(16)))
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(total=128 * 2**30))
+    return LocalProvider(home=tmp_path, checkout=tmp_path, server_url="http://x", first_port=30000, layout="8x1")
+
+
+def launched(provider: LocalProvider, name: str, kind: str, where: str = "here") -> NodeResources:
+    """What a new node owns."""
+    made = rows.node(name, where=where, instance_type_id=kind, spare_since=BEFORE)
+    (found,) = provider.launch([LaunchSpec(name, AgentKind.NODE, where, "", instance_type=kind)])
+    Node.objects.filter(id=name).update(topology=list(found.topology or ()))
+    machine_launched(made, now=NOW)
+    argv = json.loads((provider.home / "nodes" / name / "boot.json").read_bytes())["argv"]
+    return resources_from(argv[argv.index("--owns") + 1])
+
+
+def test_the_part_of_this_computer_in_a_region_is_divided_for_cells_that_wait(
+    local: LocalProvider, time: Clock
+) -> None:
+    owned = [launched(local, name, "cpu.1") for name in NAMES]
+    assert [(part.devices, part.cpus) for part in owned] == [((number,), (number,)) for number in range(8)]
+    assert launched(local, "n-0000000a", "cpu.1", "there").cpus == (8,)
+    machine = Machine.objects.get(region="here")
+    Machine.objects.filter(region="here").update(layout_at=BEFORE)
+    assert {tuple(node.topology) for node in Node.objects.filter(region="here")} == {(machine.id,)}
+    assert (machine.provider, machine.layout, machine.state) == ("local", "8x1", MachineState.TAKEN)
+    view = fleet_view(now=NOW)
+    assert [view.regions[name].free for name in ("here", "there")] == [{}, {"cpu.1": 7}]
+    with pytest.raises(ProviderError, match="no machine is free"):
+        local.launch([LaunchSpec("n-0000000b", AgentKind.NODE, "here", "", instance_type="cpu.1")])
+    want(2, "cpu.2", "here")
+    passes(time, 1)
+    passes(time, 20)
+    machine.refresh_from_db()
+    assert (machine.layout, machine.next_layout) == ("8x1", "4x2")
+    for name in NAMES:
+        local.terminate(name)
+    machine.refresh_from_db()
+    assert (machine.layout, machine.layout_changes, machine.state) == ("4x2", False, MachineState.POOL)
+    assert launched(local, "n-0000000c", "cpu.2").cpus == (0, 1)
+    assert Machine.objects.get(region="there").layout == "8x1"
+
+
+def test_a_part_of_this_computer_that_was_removed_is_divided_anew(local: LocalProvider) -> None:
+    launched(local, NAMES[0], "cpu.1")
+    first = Machine.objects.get()
+    with pytest.raises(InvalidInput, match="one node is layout 1x1 here"):
+        machine_layout_set(machine_id=first.id, layout="", actor="ada", now=NOW)
+    machine_remove(machine_id=first.id, actor="ada", now=NOW)
+    assert Node.objects.get(id=NAMES[0]).state == NodeState.RETIRED
+    local.terminate(NAMES[0])
+    first.refresh_from_db()
+    assert first.state == MachineState.GONE
+    assert fleet_view(now=NOW).regions["here"].free is None
+    local.layout = "2x4"
+    assert launched(local, NAMES[1], "cpu.1").cpus == (0, 1, 2, 3)
+    local.layout = "3by3"
+    with pytest.raises(ProviderError, match="SWITCHYARD_LOCAL_LAYOUT: layout '3by3' must be NODESxDEVICES"):
+        launched(local, NAMES[2], "cpu.1", "there")
+
+
+def test_a_node_whose_agent_does_not_start_leaves_its_slot(
+    local: LocalProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: object) -> None:
+        raise OSError("no processes left")
+
+    with monkeypatch.context() as small:
+        small.setattr("fleet.clouds.local.spawn_detached", fails)
+        with pytest.raises(ProviderError, match="no processes left"):
+            launched(local, NAMES[0], "cpu.1")
+    assert free_machines() == {"here": {"cpu.1": 8}}
+    assert launched(local, NAMES[1], "cpu.1").devices == (0,)
 
 
 NONCE = "5e" * 32
