@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from lab.hosts import client
-from lab.hosts.fleet import Fleet, read_ports
+from lab.hosts.fleet import DEPLOYMENT, Fleet, read_ports
 from lab.hosts.places import CHECKOUT, read_places
 from tests.controlplane.embedded.processes import eventually
 from tests.scenarios.running_fleet import free_ports
@@ -108,6 +108,8 @@ def test_a_joined_host_reboots_once_to_repair_its_node(environment: dict[str, st
     first = lab(environment, "exec", "n1", "--", "python3", "-S", "-c", BOOT)
     broken = ("python3", "-c", ON_CONTROL, sys.executable, str(CHECKOUT), BREAK % machine["node"])
     lab(environment, "exec", "c1", "--", *broken)
+    # There is no spare, so the lost cell would keep the node, and only nodes in no cell are repaired.
+    fleet.ask("PATCH", f"deployments/{DEPLOYMENT}/", {"regions": [{"region": "us-east-1", "cells": 0}]})
 
     def not_repaired() -> str:
         (node,) = [row for row in fleet.rows("nodes") if row["id"] == machine["node"]]
