@@ -88,6 +88,7 @@ def test_hostile_and_damaged_archives_are_refused(archive: Callable[[], bytes], 
         (gzip.compress(b"\0" * 1024) + b"more", "other data after it"),
         (gzip.compress(b"\0" * 1024) + gzip.compress(b"\0"), "other data after it"),
     ],
+    ids=["plain", "short", "more", "two"],
 )
 def test_a_part_is_one_whole_gzip_member(packed: bytes, why: str) -> None:
     with pytest.raises(BadBuild, match=why):
