@@ -36,7 +36,7 @@ INSTALL_LIMIT_S = 4 * 3600.0
 """Downloads of 5.2 GB at 0.4 MB/s."""
 UNPACKED, PACKED = 2.4, 0.75
 """Most bytes of an environment for each byte of its wheels, and of a build with its bytecode for each byte of its
-environment. vLLM 0.33.0 for CUDA 13: 4.3 GB of wheels, 9.35 GB unpacked."""
+environment. For CUDA 13, 4.3 GB of wheels become 9.35 GB (vLLM 0.33.0) or 9.95 GB (SGLang 0.5.23)."""
 CUDA_DRIVERS = {"12": "525", "13": "580"}
 """Oldest NVIDIA driver by the major version of the CUDA runtime, whose minor versions are compatible:
 https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html"""
