@@ -38,7 +38,7 @@ class StoreSpec(TieringOffloadingSpec):  # type: ignore[misc]  # no types
     def __init__(self, config: Any) -> None:
         # The folder of files already states the model; vLLM would put its whole path into one name. Values differ
         # between devices.
-        name = f"{current_platform.get_device_name()} {config.kv_cache_layout}"
+        name = f"{current_platform.get_device_name()}-{config.kv_cache_layout}"
         super().__init__(replace(config, model=replace(config.model, name=name)))
         # Events of this tier name neither parents nor sizes of blocks, so routing could not use them.
         self.kv_events_config = replace(self.kv_events_config, enable_kv_cache_events=False)
