@@ -172,8 +172,11 @@ def _replaced(value: Any, place: Place) -> Any:
 
 
 def bodies_of(operation: dict[str, Any]) -> list[Any]:
-    """The examples of an operation of the OpenAPI document, with every member that its schema names."""
-    content = operation["requestBody"]["content"]["application/json"]
+    """The examples of an operation of the OpenAPI document, with every member that its schema names. None of one that
+    takes bytes."""
+    content = operation["requestBody"]["content"].get("application/json")
+    if content is None:
+        return []
     whole = _sample(content["schema"])
     return [_merged(example["value"], whole) for example in content.get("examples", {}).values()] or [whole]
 

@@ -125,7 +125,7 @@ def _upload_folder(run: Session, name: str, folder: Path) -> None:
         digests = dict(sorted(manifest["files"].items()))
         if digests.pop("build.json") != hashlib.sha256(facts.encode()).hexdigest():
             raise ValueError("build.json has changed")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         hint = "make a build with `switchyard engine build`"
         raise Failure(f"{folder} has no build ({error}); {hint}", ExitCode.USAGE) from None
     row = run.connection.post("engine-build-uploads", {"name": name, "facts": facts, "digests": list(digests.values())})

@@ -76,6 +76,7 @@ TRUSTED = {
     "controlplane/api/audit.py": "our own records",
     "controlplane/chat_stream.py": "an answer of our own cells, shown and never acted on",
     "controlplane/cli/commands/bench_search.py": "values of one's own command line; the server judges the whole again",
+    "controlplane/cli/commands/engine.py": "one's own build; the server judges the whole again",
     "controlplane/cli/commands/speculation.py": "one's own file; the server judges the whole again",
     "controlplane/cli/commands/rows.py": "a value of one's own command line; the server judges the whole again",
     "controlplane/cli/schema.py": "our own file, or what our own code printed",
