@@ -85,7 +85,7 @@ def _may_climb(fleet: FleetView, node: NodeView) -> bool:
 
 
 def _attempts_of(fleet: FleetView, node: NodeView) -> tuple[Attempt, ...]:
-    """Without an attempt that nobody will end, because its node is retired or returned."""
+    """Without attempts that never end, because their node is retired or returned."""
     found = fleet.faults.attempts.get(node.id, ())
     return found if _is_out_of_use(node) else tuple(one for one in found if one.ended_at is not None)
 

@@ -79,7 +79,8 @@ class RunningIngress:
         self.identity = fleet_of_rigs().certify(home, IdentityKind.INGRESS, ingress_id)
         # Cells of tests die by closing their sockets, never by silence: a late check means a busy machine. An interval
         # also limits the TLS handshake of its check, and the cells run in the event loop of the test.
-        times = Times(connect_s=10, check_interval_ms=check_interval_ms, check_fast_ms=1000, check_timeout_ms=10_000)
+        fast_ms = 1000 if check_interval_ms == CHECK_INTERVAL_MS else Times().check_fast_ms
+        times = Times(connect_s=10, check_interval_ms=check_interval_ms, check_fast_ms=fast_ms, check_timeout_ms=10_000)
         self.use(IngressSettings(ingress_id, region, home, port=free_ingress_port(), max_connections=1000, times=times))
         self.reports: list[IngressReport] = []
         self.revision = 0

@@ -137,7 +137,7 @@ def test_a_reader_that_started_again_shows_no_window() -> None:
 
 
 def slow_rank_of_sim(cell_windows: int, ranks: int = 3) -> list[list[dict[str, Any]]]:
-    """What the ranks of a cell of the sim engine report after each window, if the last one is told to be slow."""
+    """What the ranks of a cell of the sim engine report after each window, if the last one is set to be slow."""
     faults = [Faults() for _ in range(ranks)]
     faults[-1].put(parse_fault(b'{"kind": "slow", "factor": 3.0}'))
     work, meters = StepMeter(), [StepMeter() for _ in range(ranks)]
