@@ -5,18 +5,17 @@ exceed the limits."""
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
-from itertools import accumulate
 from typing import Any
 
 from django.db import connection, transaction
 from django.db.models import F, Q
 
-from engine_agent.protocol.metrics import BUCKETS, batch_bucket, midpoint_s
-from engine_agent.protocol.signatures import SLOW_CLOCK_REASONS, FaultSignature, is_hard
+from engine_agent.protocol.signatures import FaultSignature, is_hard
 from engine_agent.protocol.states import EngineState
 from fleet.cells.models import CellMember
 from fleet.faults.models import CellSighting, Incident, Repair, Replacement, Signal, StepRecord
 from fleet.faults.planning.liveness import CONDEMNED, COUNTED, ReplacementBudget, over_budget
+from fleet.faults.planning.slow import NO_STEPS, cell_sums, clock_sums, window_between
 from fleet.faults.planning.views import IncidentKind, Rule
 from fleet.nodes.models import Node, NodeReport
 from fleet.nodes.planner import machine_of
@@ -44,7 +43,6 @@ from kernel.transitions import StaleDecision, compare_and_set_or_stale
 
 STEP_WINDOWS_LEASE = "step-windows"
 STEP_WINDOWS_LEASE_TTL_S = 30.0
-Sums = dict[str, Any]
 
 
 SIGNATURES = frozenset(FaultSignature)
@@ -120,93 +118,21 @@ def _cut_windows(index: int, settings: FaultSettings) -> int:
     columns_read = ("node_id", "cell", "generation", "steps", "telemetry__accelerators", *of_load)
     changed, seen = [], 0
     for node, cell, generation, steps, accelerators, *load in reports.values_list(*columns_read):
-        totals = {**(steps or NO_STEPS), "devices": _clock_sums(accelerators)}
-        if steps is None and (sums := _cell_sums(*load)):
+        totals = {**(steps or NO_STEPS), "devices": clock_sums(accelerators)}
+        if steps is None and (sums := cell_sums(*load)):
             totals["of_cell"] = sums
         seen += 1
         record = known.get(node)
         if record is None or (record.cell, record.generation) != (cell, generation):
             changed.append(StepRecord(node_id=node, cell=cell, generation=generation, index=index, totals=totals))
         elif record.index < index:
-            if record.index == index - 1 and (window := _increase(record.totals, totals)):
+            if record.index == index - 1 and (window := window_between(record.totals, totals)):
                 record.windows = [*record.windows, {"index": record.index, **window}][-settings.step_windows :]
             record.index, record.totals = index, totals
             changed.append(record)
     columns = ["cell", "generation", "index", "totals", "windows"]
     StepRecord.objects.bulk_create(changed, update_conflicts=True, unique_fields=["node"], update_fields=columns)
     return seen
-
-
-NO_STEPS: Sums = {"steps": {}, "compute_ms": {}}
-
-
-def _clock_sums(accelerators: Any) -> dict[str, Any]:
-    """The sums of the clocks of a node's devices, by name."""
-    found = {}
-    for device in accelerators if isinstance(accelerators, list) else ():
-        if clocks := device.get("clocks"):
-            sums = {name: clocks.get(name, 0) for name in ("sampled_ms", "full_clock_ms")}
-            reasons = {why: ms for why, ms in clocks.get("reason_ms", {}).items() if why in SLOW_CLOCK_REASONS}
-            found[f"{device['kind']} {device['index']}"] = {**sums, "reason_ms": reasons}
-    return found
-
-
-def _increase(before: Sums, after: Sums) -> Sums:
-    """Returns the increase of steps and of the clocks of devices, or {} if there is none."""
-    of_cell = _more_of_cell(before.get("of_cell", {}), after.get("of_cell", {}))
-    steps = _more_steps(before, after) or of_cell
-    return {**steps, **_more_clocks(before.get("devices", {}), after.get("devices", {}))}
-
-
-def _cell_sums(rank: int | None, itl_counts: Any, work: Any) -> dict[str, Any]:
-    """The sums of a leader's proxy, for engines that do not measure their ranks: times between tokens by bucket, steps
-    and tokens of the engine."""
-    if rank != 0 or not isinstance(itl_counts, dict) or not isinstance(work, dict):
-        return {}
-    steps, tokens = work.get("steps", 0), work.get("completion_tokens", 0)
-    return {"since": work.get("since"), "itl": itl_counts, "steps": steps, "tokens": tokens}
-
-
-def _more_of_cell(before: Mapping[str, Any], after: Mapping[str, Any]) -> Sums:
-    """The median time between tokens as the step of an average batch. The median is that of a decode step: few steps
-    read prompts, and those are in the tail."""
-    if not before or not after or before["since"] != after["since"]:
-        return {}
-    was, now = before["itl"], after["itl"]
-    grown = {int(bucket): now.get(bucket, 0) - was.get(bucket, 0) for bucket in was.keys() | now.keys()}
-    total, steps, tokens = sum(grown.values()), after["steps"] - before["steps"], after["tokens"] - before["tokens"]
-    if total <= 0 or steps <= 0 or tokens < 0 or min(grown.values()) < 0:
-        return {}
-    reached = zip(sorted(grown), accumulate(grown[bucket] for bucket in sorted(grown)), strict=True)
-    middle = next(bucket for bucket, below in reached if 2 * below >= total)
-    batch = str(batch_bucket(round(tokens / steps)))
-    median_ms = 1000 * midpoint_s(min(max(middle, 0), BUCKETS - 1))
-    return {"steps": {batch: total}, "compute_ms": {batch: round(total * median_ms, 3)}, "of_cell": True}
-
-
-def _more_clocks(before: Mapping[str, Any], after: Mapping[str, Any]) -> Sums:
-    """Shares of the time in which devices were in use. Nothing of devices whose reader started again."""
-    found = {}
-    for name, sums in after.items():
-        known = before.get(name, {"sampled_ms": 0, "full_clock_ms": 0, "reason_ms": {}})
-        sampled_ms = sums["sampled_ms"] - known["sampled_ms"]
-        if name in before and sampled_ms > 0:
-            reasons = {why: (ms - known["reason_ms"].get(why, 0)) / sampled_ms for why, ms in sums["reason_ms"].items()}
-            found[name] = {
-                "clock": round((sums["full_clock_ms"] - known["full_clock_ms"]) / sampled_ms, 3),
-                "reasons": {why: round(share, 3) for why, share in reasons.items() if share > 0},
-            }
-    return {"devices": found} if found else {}
-
-
-def _more_steps(before: Sums, after: Sums) -> Sums:
-    """Returns the increase, or {} if there is none or the engine's counters were reset."""
-    grown = {bucket: total - before["steps"].get(bucket, 0) for bucket, total in after["steps"].items()}
-    steps = {bucket: more for bucket, more in grown.items() if more != 0}
-    if not steps or any(more < 0 for more in steps.values()):
-        return {}
-    compute_ms = {b: after["compute_ms"].get(b, 0.0) - before["compute_ms"].get(b, 0.0) for b in steps}
-    return {"steps": steps, "compute_ms": compute_ms}
 
 
 SWITCHYARD = "switchyard"
