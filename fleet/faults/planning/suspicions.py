@@ -236,25 +236,9 @@ def _faults_of_several(
         nodes = tuple(n for n in fleet.nodes_of(machine) if n.id in users and n.state in ACCUSABLE)
         if len(nodes) > 1:
             grave = [signal for signal in mine if is_grave(signal, settings)]
-            yield _device_suspicion(machine, device, nodes, grave or mine, is_grave=bool(grave))
-
-
-def _device_suspicion(
-    machine: str, device: str, nodes: tuple[NodeView, ...], signals: list[SignalView], *, is_grave: bool
-) -> Suspicion:
-    signals = sorted(signals, key=lambda signal: (signal.first_at, signal.signature, signal.node))
-    names = [node.id for node in nodes]
-    return Suspicion(
-        kind=IncidentKind.HARDWARE if is_grave else IncidentKind.SOFT,
-        subject=f"{device} of {machine}",
-        reason=f"{signals[0].signature}: {signals[0].summary}; used by {', '.join(names)}",
-        nodes=nodes,
-        rule=Rule.HARD_SIGNATURE if is_grave else None,
-        is_urgent=True,
-        faults=frozenset(signal.signature for signal in signals),
-        cohort=f"nodes of {nodes[0].instance_type}",
-        evidence={"device": device, "nodes": names, "signals": [_as_evidence(signal) for signal in signals]},
-    )
+            kind = IncidentKind.HARDWARE if grave else IncidentKind.SOFT
+            subject, who = f"{device} of {machine}", f"used by {', '.join(node.id for node in nodes)}"
+            yield _suspicion_of_several(kind, subject, nodes, grave or mine, who, device=device)
 
 
 def _faults_of_machines(fleet: FleetView, by_node: Mapping[str, list[SignalView]]) -> list[Suspicion]:
@@ -268,36 +252,41 @@ def _faults_of_machines(fleet: FleetView, by_node: Mapping[str, list[SignalView]
     found = []
     for machine in sorted(shared):
         nodes = tuple(n for n in fleet.nodes_of(machine) if n.state in ACCUSABLE)
-        seen_by = Counter(signal.signature for signal in shared[machine])
-        devices = {name: {s.device for s in shared[machine] if s.signature == name} for name in seen_by}
+        counts = Counter(signal.signature for signal in shared[machine])
+        devices = {name: {s.device for s in shared[machine] if s.signature == name} for name in counts}
         common = {
             name
-            for name, count in seen_by.items()
+            for name, count in counts.items()
             if len(nodes) > 1 and 2 * count > len(nodes) and (len(devices[name]) > 1 or "" in devices[name])
         }
         mine = [s for s in shared[machine] if s.scope is FaultScope.MACHINE or s.signature in common]
         hard = [s for s in mine if is_hard(s.signature) and s.signature not in UNATTRIBUTED_SIGNATURES]
         soft = [s for s in mine if s.scope is FaultScope.MACHINE and s.signature not in UNATTRIBUTED_SIGNATURES]
         if hard or soft:
-            found.append(_machine_suspicion(machine, nodes, hard or soft, is_hard=bool(hard)))
+            kind = IncidentKind.MACHINE if hard else IncidentKind.SOFT
+            who = f"seen by {len({signal.node for signal in hard or soft})} of its {len(nodes)} nodes"
+            found.append(_suspicion_of_several(kind, machine, nodes, hard or soft, who))
     return found
 
 
-def _machine_suspicion(
-    machine: str, nodes: tuple[NodeView, ...], signals: list[SignalView], *, is_hard: bool
+def _suspicion_of_several(
+    kind: IncidentKind, subject: str, nodes: tuple[NodeView, ...], signals: list[SignalView], who: str, **evidence: str
 ) -> Suspicion:
     signals = sorted(signals, key=lambda signal: (signal.first_at, signal.signature, signal.node))
-    seen_by = sorted({signal.node for signal in signals})
     return Suspicion(
-        kind=IncidentKind.MACHINE if is_hard else IncidentKind.SOFT,
-        subject=machine,
-        reason=f"{signals[0].signature}: {signals[0].summary}; seen by {len(seen_by)} of its {len(nodes)} nodes",
+        kind=kind,
+        subject=subject,
+        reason=f"{signals[0].signature}: {signals[0].summary}; {who}",
         nodes=nodes,
-        rule=Rule.HARD_SIGNATURE if is_hard else None,
+        rule=None if kind is IncidentKind.SOFT else Rule.HARD_SIGNATURE,
         is_urgent=True,
         faults=frozenset(signal.signature for signal in signals),
         cohort=f"nodes of {nodes[0].instance_type}",
-        evidence={"nodes": [node.id for node in nodes], "signals": [_as_evidence(signal) for signal in signals]},
+        evidence={
+            **evidence,
+            "nodes": [node.id for node in nodes],
+            "signals": [_as_evidence(signal) for signal in signals],
+        },
     )
 
 
