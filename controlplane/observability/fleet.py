@@ -3,6 +3,7 @@ Every web process tells the same, so rules take the maximum over them."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import Any
 
 from django.db.models import Count, F, Max, QuerySet, Sum
@@ -17,7 +18,7 @@ from fleet.deployments.models import DeploymentRegion
 from fleet.faults.models import Incident
 from fleet.faults.selectors import cell_guesses
 from fleet.load.models import RefusedRequests
-from fleet.load.selectors import cache_totals
+from fleet.load.selectors import Point, cache_totals, deployment_subject, last_windows
 from fleet.nodes.models import Node, NodeReport
 from fleet.quotas.selectors import quota_uses
 from fleet.reconcile.planning.states import CellState, IncidentState, NodeState
@@ -95,6 +96,12 @@ class FleetGauges(Collector):
             " and sent and found otherwise.",
             ("region", "deployment", "what"),
             _cache_tokens(),
+        )
+        yield _gauge(
+            "load",
+            "Load of a deployment's cells in the newest 15 s, by the names of `GET /api/v1/deployments/NAME/load`.",
+            ("region", "deployment", "figure"),
+            _loads(),
         )
         yield _gauge(
             "cells_of_role", "Cells by role: wanted, ready.", ("region", "deployment", "role", "what"), _cells_of_role()
@@ -236,6 +243,19 @@ def _cache_tokens() -> Iterator[Row]:
     for (region, deployment), totals in cache_totals(clock.now()).items():
         for what, tokens in totals.items():
             yield (region, deployment, what), tokens
+
+
+_LOAD_FIGURES = tuple(field.name for field in fields(Point))
+
+
+def _loads() -> Iterator[Row]:
+    """Figures that no cell reported are left out."""
+    pairs = DeploymentRegion.objects.values_list("region_id", "deployment_id")
+    places = {deployment_subject(deployment, region): (region, deployment) for region, deployment in pairs}
+    for subject, point in last_windows(places, clock.now()).items():
+        for figure in _LOAD_FIGURES:
+            if (value := getattr(point, figure)) is not None:
+                yield (*places[subject], figure), value
 
 
 def _batches() -> Iterator[Row]:

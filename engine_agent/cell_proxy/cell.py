@@ -26,7 +26,7 @@ from engine_agent.cell_proxy.span_export import SpanExporter
 from engine_agent.cell_proxy.upstream import EnginePool
 from engine_agent.protocol.ingress_messages import cell_server_name
 from engine_agent.protocol.local_servers import StateWatch, state_name
-from engine_agent.protocol.messages import CellWork, SpeculationLoad, TokenCheck
+from engine_agent.protocol.messages import CellWork, EngineLoad, SpeculationLoad, TokenCheck
 from engine_agent.protocol.proxy_messages import Pairs
 from engine_agent.protocol.states import CellRole, Phase, ServingClass
 
@@ -66,6 +66,7 @@ class Cell:
         self.token_check: TokenCheck | None = None
         self.work: CellWork | None = None
         self.speculation: SpeculationLoad | None = None
+        self.engine: EngineLoad | None = None
         self._busy_s, self._busy_since = 0.0, 0.0
         self._exchange_prefix = b"%016x-" % getrandbits(64)
         self._exchanges = count(1)
@@ -165,9 +166,16 @@ class Cell:
             handovers=self.handovers.load(now),
             cache=self.cache.load(),
         )
-        load = structs.replace(load, speculation=self.speculation)
+        load = structs.replace(load, speculation=self.speculation, engine=self.engine_load())
         health, state = self.health.report(now), self._state_name()
         return ProxyStatus(health, load, self.phase, in_flight, state, self.handovers.pairs.name)
+
+    def engine_load(self) -> EngineLoad | None:
+        """The engine's last reading. Without requests in flight its batch is empty."""
+        if self.engine is None or self.in_flight:
+            return self.engine
+        kv_percent = None if self.engine.kv_percent is None else 0.0
+        return structs.replace(self.engine, running=0, waiting=0, kv_percent=kv_percent)
 
     def _state_name(self) -> str:
         """Empty unless the cell is healthy and idle: otherwise the agent polls often."""

@@ -10,7 +10,7 @@ one, of an engine without a ledger), and when the engine restarts. It covers the
 difference ends. A difference opens an incident.
 
 `WorkReader` reads steps and their tokens next to the busy time of the cell, from which the cost of each kind of token
-is derived, and the accepted guesses of the last hour."""
+is derived, the batch and the KV cache, and the accepted guesses of the last hour."""
 
 import asyncio
 import re
@@ -24,7 +24,7 @@ import msgspec
 from engine_agent.cell_proxy.cell import Cell
 from engine_agent.cell_proxy.upstream import CallResponse, EnginePool, call
 from engine_agent.cell_proxy.usage_reader import TokenUsage
-from engine_agent.protocol.messages import CellWork, SpeculationLoad, TokenCheck
+from engine_agent.protocol.messages import CellWork, EngineLoad, SpeculationLoad, TokenCheck
 from engine_agent.protocol.proxy_messages import (
     COUNTED_APART_PATH,
     END_LIMIT_S,
@@ -187,6 +187,22 @@ _STEP_COUNTER = re.compile(
     rb"|switchyard_completion_tokens_total|switchyard_steps_total)(?:\{[^\n]*\})? ([0-9.eE+]+)\s*$",
     re.MULTILINE,
 )
+_RUNNING, _WAITING, _KV, _PREEMPTED = "running", "waiting", "kv", "preempted"
+_BATCH_FIGURES: dict[bytes, str] = {
+    b"vllm:num_requests_running": _RUNNING,
+    b"vllm:num_requests_waiting": _WAITING,
+    b"vllm:kv_cache_usage_perc": _KV,
+    b"vllm:gpu_cache_usage_perc": _KV,
+    b"vllm:num_preemptions_total": _PREEMPTED,
+    b"sglang:num_running_reqs": _RUNNING,
+    b"sglang:num_queue_reqs": _WAITING,
+    b"sglang:token_usage": _KV,
+    b"llamacpp:requests_processing": _RUNNING,
+    b"llamacpp:requests_deferred": _WAITING,
+    b"llamacpp:kv_cache_usage_ratio": _KV,
+}
+"""Of the KV cache, vLLM's second name and llama.cpp's are those of older releases. Shares are from 0 to 1."""
+_BATCH_FIGURE = re.compile(rb"^(%b)(?:\{[^\n]*\})? ([0-9.eE+-]+)\s*$" % b"|".join(sorted(_BATCH_FIGURES)), re.MULTILINE)
 _SPECULATION_COUNTER = re.compile(
     rb"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens)_total(?:\{[^\n]*\})? ([0-9.eE+]+)\s*$", re.MULTILINE
 )
@@ -236,6 +252,22 @@ def read_totals(page: bytes) -> EngineTotals | None:
         cached_tokens=min(prompt, int(hits)),
         completion_tokens=int(found.get(b"vllm:generation_tokens_total", 0)),
         failed_transfers=int(found.get(b"vllm:nixl_num_failed_transfers_total", 0)),
+    )
+
+
+def read_engine_load(page: bytes) -> EngineLoad | None:
+    """The engine's batch, summed over its engines; its KV cache is their mean. None if it reports no batch."""
+    found: dict[str, list[float]] = {}
+    for name, value in _BATCH_FIGURE.findall(page):
+        found.setdefault(_BATCH_FIGURES[name], []).append(float(value))
+    if _RUNNING not in found:
+        return None
+    shares = found.get(_KV)
+    return EngineLoad(
+        running=int(sum(found[_RUNNING])),
+        waiting=int(sum(found.get(_WAITING, ()))),
+        kv_percent=round(100 * sum(shares) / len(shares), 1) if shares else None,
+        preemptions_total=int(sum(found.get(_PREEMPTED, ()))),
     )
 
 
@@ -296,6 +328,7 @@ class WorkReader:
             return
         if page.status != 200:
             return
+        self._cell.engine = read_engine_load(page.body)
         guesses = read_speculation(page.body)
         self._cell.speculation = None if guesses is None else self._speculation.note(time.monotonic(), guesses)
         totals = read_totals(page.body)

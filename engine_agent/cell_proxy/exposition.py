@@ -37,6 +37,15 @@ def exposition(cell: Cell) -> str:
     lines += _single("batch_running", "gauge", "Batch requests in the engine.", labels, batch.running)
     lines += _single("batch_waiting", "gauge", "Batch requests that wait in the cell.", labels, batch.waiting)
     lines += _single("batch_window", "gauge", "Batch requests that may be in the engine.", labels, batch.window)
+    engine = cell.engine_load()
+    if engine is not None:
+        lines += _single("engine_running", "gauge", "Sequences in the engine's batch.", labels, engine.running)
+        lines += _single("engine_waiting", "gauge", "Requests in the engine's queue.", labels, engine.waiting)
+        text = "Sequences that left the engine's batch before their end."
+        lines += _single("engine_preemptions_total", "counter", text, labels, engine.preemptions_total)
+        if engine.kv_percent is not None:
+            share = round(engine.kv_percent / 100, 3)
+            lines += _single("engine_kv_used_ratio", "gauge", "Use of the engine's KV cache, 0 to 1.", labels, share)
     lines += _handovers(labels, cell)
     cache = cell.cache.load()
     lines += _single("cache_blocks", "gauge", "Blocks in the engine's prefix cache.", labels, cache.blocks)

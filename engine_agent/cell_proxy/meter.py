@@ -328,6 +328,7 @@ class Meter:
             requests_total=self.requests_total,
             errors_total=self.errors_total,
             handed_back_total=self.handed_back_total,
+            prompt_tokens_total=self.prompt_tokens_total,
             ttft_counts=self.ttft.counts(),
             itl_counts=self.itl.counts(),
             classes={name.value: meter.load(now) for name, meter in self.classes.items()},

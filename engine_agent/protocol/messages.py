@@ -282,15 +282,27 @@ OTHER_TENANTS = "~others"
 """The tenant of the rows, one per class, that all further tenants share. No tenant can have this name."""
 
 
+class EngineLoad(Struct, frozen=True, omit_defaults=True):
+    """A cell's engine by its own metrics, at most 10 s old; idle engines are not polled and count as empty. `running`:
+    sequences in its batch; `waiting`: requests in its queue; `kv_percent`: use of its KV cache, None if unknown.
+    `preemptions_total` counts since the engine started: sequences that left the batch for lack of memory or for an
+    urgent request."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_percent: float | None = None
+    preemptions_total: int = 0
+
+
 class Load(Struct, frozen=True):
     """Load of one cell, measured by its proxy. Percentiles and rates cover the last 30 s; None means no samples.
 
     `…_total` and `…_counts` count since the proxy started; `…_counts` maps a bucket of `engine_agent.protocol.metrics`
     to its number of samples, without empty buckets. `classes` and `usage` list only those with requests. `token_check`
-    is None if the engine has no token counters or was never idle. `work` is None if it counts no steps. `batch` and
-    `cache` are None from agents of the previous release. `handovers` is None if the cell is `mixed`. `speculation` is
-    None without speculation in the last hour. `handed_back_total`: errors without a byte of an answer; the ingress
-    retries such a request elsewhere, and counts it if that fails."""
+    is None if the engine has no token counters or was never idle. `work` is None if it counts no steps. `engine` is
+    None if it reports no batch. `batch` and `cache` are None from agents of the previous release. `handovers` is None
+    if the cell is `mixed`. `speculation` is None without speculation in the last hour. `handed_back_total`: errors
+    without a byte of an answer; the ingress retries such a request elsewhere, and counts it if that fails."""
 
     in_flight: int = 0
     queued: int = 0
@@ -312,6 +324,8 @@ class Load(Struct, frozen=True):
     cache: CacheLoad | None = None
     speculation: SpeculationLoad | None = None
     handed_back_total: int = 0
+    prompt_tokens_total: int = 0
+    engine: EngineLoad | None = None
 
 
 class DeviceClocks(Struct, frozen=True, omit_defaults=True):

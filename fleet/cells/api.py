@@ -188,6 +188,17 @@ class HandoverLoadSerializer(serializers.Serializer[Any]):
         examples = {"alone": {"short_prompt": 12}, "fallbacks": {}}
 
 
+class EngineLoadSerializer(serializers.Serializer[Any]):
+    """The engine by its own metrics."""
+
+    running = serializers.IntegerField(help_text="Sequences in its batch.")
+    waiting = serializers.IntegerField(help_text="Requests in its queue.")
+    kv_percent = serializers.FloatField(allow_null=True, help_text="KV-cache use; null: not reported.")
+    preemptions_total = serializers.IntegerField(
+        help_text="Sequences that left its batch before their end, since its start."
+    )
+
+
 class SpeculationLoadSerializer(serializers.Serializer[Any]):
     """Speculation over the last hour, from the engine's counters."""
 
@@ -211,6 +222,7 @@ class LoadSerializer(serializers.Serializer[CellLoad]):
     cache = CacheLoadSerializer(allow_null=True, help_text="Prefix cache; null: no report, or an older agent.")
     handovers = HandoverLoadSerializer(allow_null=True, help_text="Null: no report, or a mixed cell.")
     speculation = SpeculationLoadSerializer(allow_null=True, help_text="Null: no report, or no speculation.")
+    engine = EngineLoadSerializer(allow_null=True, help_text="Null: no report, or an engine without these metrics.")
     reported_at = serializers.DateTimeField(
         allow_null=True, help_text="When the leader's agent reported it; null: no report of this generation yet."
     )
@@ -283,7 +295,7 @@ class CellSerializer(serializers.ModelSerializer[Cell]):
     @extend_schema_field(LoadSerializer)
     def get_load(self, cell: Cell) -> dict[str, Any]:
         load = cell_load(cell)  # plain values: serializers for a hundred cells take longer than the query
-        parts = {name: getattr(load, name) for name in ("batch", "cache", "handovers", "speculation")}
+        parts = {name: getattr(load, name) for name in ("batch", "cache", "handovers", "speculation", "engine")}
         plain = {name: None if part is None else structs.asdict(part) for name, part in parts.items()}
         return {field.name: getattr(load, field.name) for field in fields(load)} | plain
 

@@ -25,11 +25,19 @@ class PointSerializer(serializers.Serializer[Any]):
     cells = serializers.FloatField(help_text="Mean number of cells that reported.")
     in_flight = serializers.FloatField()
     queued = serializers.FloatField()
-    tokens_per_s = serializers.FloatField()
+    tokens_per_s = serializers.FloatField(help_text="Generated tokens.")
+    prompt_tokens_per_s = serializers.FloatField(help_text="Prompt tokens, counted at the end of their requests.")
+    preemptions_per_s = serializers.FloatField(help_text="Sequences that left an engine's batch before their end.")
     ttft_p50_ms = serializers.FloatField(allow_null=True)
     ttft_p95_ms = serializers.FloatField(allow_null=True)
     itl_p50_ms = serializers.FloatField(allow_null=True)
     itl_p95_ms = serializers.FloatField(allow_null=True)
+    ttft_p99_ms = serializers.FloatField(allow_null=True)
+    running = serializers.FloatField(allow_null=True, help_text="Sequences in engines' batches; null: not reported.")
+    waiting = serializers.FloatField(allow_null=True, help_text="Requests in engines' queues.")
+    kv_percent = serializers.FloatField(allow_null=True, help_text="KV-cache use, mean of the cells.")
+    cache_hit_percent = serializers.FloatField(allow_null=True, help_text="Prompt tokens found in prefix caches.")
+    step_ms = serializers.FloatField(allow_null=True, help_text="Mean time of an engine step.")
 
 
 class LoadSeriesSerializer(serializers.Serializer[Any]):

@@ -19,7 +19,8 @@ class LoadSubject(models.Model):
 
 class LoadWindow(models.Model):
     """A window of `step_s` seconds from `at`. `covered_s`: seconds that its counts cover; gauges are means; `slow`:
-    first tokens later than the objective; latencies are None without samples."""
+    first tokens later than the objective; latencies are None without samples. `tokens_per_s` are generated ones.
+    `running`, `waiting`, `kv_percent` (mean of the cells) and `step_ms` are None if no engine reported them."""
 
     pk = models.CompositePrimaryKey("subject_id", "step_s", "at")
     subject = models.ForeignKey(LoadSubject, on_delete=models.CASCADE, related_name="windows", db_index=False)
@@ -37,6 +38,14 @@ class LoadWindow(models.Model):
     ttft_p95_ms = models.FloatField(null=True)
     itl_p50_ms = models.FloatField(null=True)
     itl_p95_ms = models.FloatField(null=True)
+    prompt_tokens = models.PositiveBigIntegerField(default=0)
+    preemptions = models.PositiveBigIntegerField(default=0)
+    ttft_p99_ms = models.FloatField(null=True)
+    running = models.FloatField(null=True)
+    waiting = models.FloatField(null=True)
+    kv_percent = models.FloatField(null=True)
+    cache_hit_percent = models.FloatField(null=True)
+    step_ms = models.FloatField(null=True)
 
     def __str__(self) -> str:
         return f"{self.step_s} s of subject {self.subject_id} from {self.at:%Y-%m-%d %H:%M:%S}"

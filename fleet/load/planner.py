@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from engine_agent.protocol.messages import Load
+from engine_agent.protocol.messages import CacheLoad, CellWork, EngineLoad, Load
 from engine_agent.protocol.metrics import bucket_of, midpoint_s
 
 FRESH_FOR_S = 15.0
@@ -89,7 +89,8 @@ MAX_BUCKET = 1023
 
 class CellCounters(msgspec.Struct, frozen=True, array_like=True):
     """Totals of one generation of a cell. They only grow; a smaller number is another counter. `handed_back`: errors
-    that the ingress retries elsewhere and counts if they fail there."""
+    that the ingress retries elsewhere and counts if they fail there. `cached_tokens`: prompt tokens found in the prefix
+    cache. `steps` of the engine took `busy_ms`."""
 
     generation: int = 0
     requests: int = 0
@@ -97,6 +98,11 @@ class CellCounters(msgspec.Struct, frozen=True, array_like=True):
     ttft: Counts = {}
     itl: Counts = {}
     handed_back: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    busy_ms: int = 0
 
     def since(self, before: "CellCounters") -> "CellCounters | None":
         """The increase since then, or None after a restart of the cell or its proxy."""
@@ -109,11 +115,17 @@ class CellCounters(msgspec.Struct, frozen=True, array_like=True):
             _difference(self.ttft, before.ttft),
             _difference(self.itl, before.itl),
             max(0, self.handed_back - before.handed_back),
+            _growth(self.prompt_tokens, before.prompt_tokens),
+            _growth(self.cached_tokens, before.cached_tokens),
+            _growth(self.preemptions, before.preemptions),
+            _growth(self.steps, before.steps),
+            _growth(self.busy_ms, before.busy_ms),
         )
 
 
 def counters_of(load: Load, generation: int) -> CellCounters:
     """Reported counters of a cell's generation, clipped to possible values."""
+    cache, engine, work = load.cache or CacheLoad(), load.engine or EngineLoad(), load.work or CellWork(0.0)
     return CellCounters(
         generation,
         bounded(load.requests_total),
@@ -121,6 +133,11 @@ def counters_of(load: Load, generation: int) -> CellCounters:
         _valid(load.ttft_counts),
         _valid(load.itl_counts),
         bounded(load.handed_back_total),
+        bounded(load.prompt_tokens_total),
+        bounded(cache.found_tokens_total + cache.other_found_tokens_total),
+        bounded(engine.preemptions_total),
+        bounded(work.steps),
+        bounded(work.busy_ms),
     )
 
 
@@ -148,6 +165,11 @@ def add_counts(total: dict[int, int], more: Counts) -> None:
         total[bucket] = total.get(bucket, 0) + count
 
 
+def _growth(after: int, before: int) -> int:
+    """The increase of a counter that may restart alone, with the engine."""
+    return after - before if after >= before else after
+
+
 def _difference(after: Counts, before: Counts) -> dict[int, int]:
     left = {bucket: count - before.get(bucket, 0) for bucket, count in after.items()}
     return {bucket: count for bucket, count in left.items() if count > 0}
@@ -165,7 +187,8 @@ COARSE_S = tuple(step for step in KEPT_S if step != FINE_S)
 
 class Sample(msgspec.Struct, array_like=True):
     """Increase of a series between two moments, and its gauges at the second. `handed_back`: a cell's errors that count
-    at the ingress if they also fail elsewhere."""
+    at the ingress if they also fail elsewhere. `engines` cells reported an engine's batch, and `kv_cells` a KV cache;
+    `kv_percent` is their sum."""
 
     requests: int = 0
     errors: int = 0
@@ -177,6 +200,16 @@ class Sample(msgspec.Struct, array_like=True):
     ttft: dict[int, int] = msgspec.field(default_factory=dict)
     itl: dict[int, int] = msgspec.field(default_factory=dict)
     handed_back: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    busy_ms: int = 0
+    engines: int = 0
+    running: int = 0
+    waiting: int = 0
+    kv_cells: int = 0
+    kv_percent: float = 0.0
 
 
 class OpenWindow(msgspec.Struct, array_like=True):
@@ -213,6 +246,14 @@ class FinishedWindow:
     ttft_p95_ms: float | None
     itl_p50_ms: float | None
     itl_p95_ms: float | None
+    prompt_tokens: int
+    preemptions: int
+    ttft_p99_ms: float | None
+    running: float | None
+    waiting: float | None
+    kv_percent: float | None
+    cache_hit_percent: float | None
+    step_ms: float | None
 
 
 def sample_of(load: Load, generation: int, before: CellCounters | None, ttft_objective_ms: float | None) -> Sample:
@@ -221,6 +262,7 @@ def sample_of(load: Load, generation: int, before: CellCounters | None, ttft_obj
     now = counters_of(load, generation)
     added = CellCounters() if before is None else now.since(before) or now
     limit = None if ttft_objective_ms is None else bucket_of(ttft_objective_ms / 1000)
+    engine = load.engine or EngineLoad()
     return Sample(
         requests=added.requests,
         errors=added.errors,
@@ -232,6 +274,16 @@ def sample_of(load: Load, generation: int, before: CellCounters | None, ttft_obj
         ttft=dict(added.ttft),
         itl=dict(added.itl),
         handed_back=added.handed_back,
+        prompt_tokens=added.prompt_tokens,
+        cached_tokens=added.cached_tokens,
+        preemptions=added.preemptions,
+        steps=added.steps,
+        busy_ms=added.busy_ms,
+        engines=int(load.engine is not None),
+        running=bounded(engine.running),
+        waiting=bounded(engine.waiting),
+        kv_cells=int(engine.kv_percent is not None),
+        kv_percent=max(0.0, min(engine.kv_percent or 0.0, 100.0)),
     )
 
 
@@ -307,7 +359,19 @@ def _finished(step: int, window: OpenWindow) -> FinishedWindow:
         ttft_p95_ms=quantile_ms(total.ttft, 0.95),
         itl_p50_ms=quantile_ms(total.itl, 0.50),
         itl_p95_ms=quantile_ms(total.itl, 0.95),
+        prompt_tokens=total.prompt_tokens,
+        preemptions=total.preemptions,
+        ttft_p99_ms=quantile_ms(total.ttft, 0.99),
+        running=total.running / samples if total.engines else None,
+        waiting=total.waiting / samples if total.engines else None,
+        kv_percent=_ratio(total.kv_percent, total.kv_cells),
+        cache_hit_percent=_ratio(100 * min(total.cached_tokens, total.prompt_tokens), total.prompt_tokens),
+        step_ms=_ratio(total.busy_ms, total.steps),
     )
+
+
+def _ratio(amount: float, of: int) -> float | None:
+    return round(amount / of, 3) if of else None
 
 
 def _add(total: Sample, more: Sample) -> None:
@@ -319,5 +383,15 @@ def _add(total: Sample, more: Sample) -> None:
     total.in_flight += more.in_flight
     total.queued += more.queued
     total.tokens_per_s += more.tokens_per_s
+    total.prompt_tokens += more.prompt_tokens
+    total.cached_tokens += more.cached_tokens
+    total.preemptions += more.preemptions
+    total.steps += more.steps
+    total.busy_ms += more.busy_ms
+    total.engines += more.engines
+    total.running += more.running
+    total.waiting += more.waiting
+    total.kv_cells += more.kv_cells
+    total.kv_percent += more.kv_percent
     add_counts(total.ttft, more.ttft)
     add_counts(total.itl, more.itl)

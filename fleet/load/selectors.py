@@ -11,7 +11,7 @@ import msgspec
 from django.db.models import F, Q, Sum
 from msgspec import convert, structs
 
-from engine_agent.protocol.messages import BatchLoad, CacheLoad, HandoverLoad, Load, SpeculationLoad
+from engine_agent.protocol.messages import BatchLoad, CacheLoad, EngineLoad, HandoverLoad, Load, SpeculationLoad
 from fleet.cells.models import Cell, CellMember
 from fleet.deployments.planner import WINDOWS_S, RequestCounts, total
 from fleet.load.models import LoadWindow
@@ -37,11 +37,13 @@ SPANS = (Span("30m", 1800, FINE_S), Span("1h", 3600, FINE_S), Span("24h", DAY_S,
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One window. Rates are per second; `errors_percent` is None without requests."""
+    """One window. `errors_percent` is None without requests. `tokens_per_s` are generated ones."""
 
     requests_per_s: float
     errors_per_s: float
     errors_percent: float | None
+    prompt_tokens_per_s: float
+    preemptions_per_s: float
     cells: float
     in_flight: float
     queued: float
@@ -50,10 +52,17 @@ class Point:
     ttft_p95_ms: float | None
     itl_p50_ms: float | None
     itl_p95_ms: float | None
+    ttft_p99_ms: float | None
+    running: float | None
+    waiting: float | None
+    kv_percent: float | None
+    cache_hit_percent: float | None
+    step_ms: float | None
 
 
-_RATES = ("requests_per_s", "errors_per_s", "errors_percent")
-FIGURES = ("covered_s", "requests", "errors", *(field.name for field in fields(Point) if field.name not in _RATES))
+_COUNTS = ("requests", "errors", "prompt_tokens", "preemptions")
+_RATES = ("errors_percent", *(f"{name}_per_s" for name in _COUNTS))
+FIGURES = ("covered_s", *_COUNTS, *(field.name for field in fields(Point) if field.name not in _RATES))
 """Columns of a window: the base of rates, then the rest of a point in its order. ORM rows would take ten times
 longer."""
 
@@ -137,9 +146,10 @@ def seen_in_last_hour(subjects: Iterable[str], now: datetime) -> dict[str, Reque
     return seen | {subject: RequestCounts(*counts) for subject, *counts in sums}
 
 
-def _point(covered_s: float, requests: int, errors: int, *gauges_and_latencies: Any) -> Point:
+def _point(covered_s: float, requests: int, errors: int, prompt: int, preempted: int, *gauges: Any) -> Point:
     percent = 100.0 * errors / requests if requests else None
-    return Point(requests / covered_s, errors / covered_s, percent, *gauges_and_latencies)
+    rates = (requests / covered_s, errors / covered_s, percent, prompt / covered_s, preempted / covered_s)
+    return Point(*rates, *gauges)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +167,7 @@ class CellLoad:
     handovers: HandoverLoad | None = None
     cache: CacheLoad | None = None
     speculation: SpeculationLoad | None = None
+    engine: EngineLoad | None = None
     reported_at: datetime | None = None
 
 

@@ -130,6 +130,8 @@ class BatchingModel:
     _private_tokens: int = 0
     _arrivals: int = 0
     _step: Step | None = None
+    preemptions: int = 0
+    """Since the start."""
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.parameters.seed)
@@ -284,6 +286,7 @@ class BatchingModel:
             return False
         running = self._running[last]
         self._leave_batch(last)
+        self.preemptions += 1
         self._preempted[last] = running.generated
         self._waiting[last] = replace(running.sequence, handover=NO_HANDOVER)  # its tokens are freed as well
         heapq.heappush(self._order, (running.sequence.priority, -self._arrivals, last))

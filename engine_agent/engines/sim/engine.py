@@ -80,13 +80,14 @@ class Meters:
 @dataclass(frozen=True)
 class Gauges:
     """The state of the batch at a scrape. `kept`: prompts that wait for another engine; `expired`: prompts that no
-    engine fetched in time, since the start."""
+    engine fetched in time, and `preemptions`, since the start."""
 
     running: int
     waiting: int
     kv_cache_usage: float
     kept: int = 0
     expired: int = 0
+    preemptions: int = 0
 
 
 def render(meters: Meters, gauges: Gauges, model_name: str) -> str:
@@ -107,6 +108,7 @@ def render(meters: Meters, gauges: Gauges, model_name: str) -> str:
         ("external_prefix_cache_hits", "Tokens that came from another engine.", meters.external_hits),
         ("nixl_num_failed_transfers", "Number of failed transfers.", meters.failed_transfers),
         ("nixl_num_kv_expired_reqs", "Number of requests whose blocks were not fetched.", gauges.expired),
+        ("num_preemptions", "Cumulative number of preemption from the engine.", gauges.preemptions),
     ):
         lines += [*_head(f"{name}_total", "counter", help_text), f"vllm:{name}_total{{{labels}}} {total}"]
     kept = "sim:kv_kept_requests"
@@ -243,7 +245,8 @@ class Engine:
 
     def gauges(self) -> Gauges:
         usage = self._model.kv_tokens / self.parameters.kv_capacity_tokens
-        return Gauges(self._model.running, self._model.waiting, usage, self._model.kept, self.leases.expired)
+        model = self._model
+        return Gauges(model.running, model.waiting, usage, model.kept, self.leases.expired, model.preemptions)
 
     def open(self) -> None:
         if not self._over:

@@ -13,13 +13,14 @@ from engine_agent.cell_proxy.engine_counters import (
     TokenTotals,
     WorkReader,
     read_counters,
+    read_engine_load,
     read_speculation,
     read_totals,
 )
 from engine_agent.cell_proxy.log import LineLog
 from engine_agent.cell_proxy.refusal import Refusal
 from engine_agent.cell_proxy.settings import ProxySettings
-from engine_agent.protocol.messages import SpeculationLoad, TokenCheck
+from engine_agent.protocol.messages import EngineLoad, SpeculationLoad, TokenCheck
 from engine_agent.protocol.states import ServingClass
 from tests.engine_agent.cell_proxy.engine import Engine, json_answer, running_engine
 
@@ -271,6 +272,43 @@ async def test_totals_begin_with_the_first_look_and_an_idle_engine_is_asked_noth
         reports_steps(engine, 10, 20, 10)
         assert await read(cell, reader) == (0, 0, 0, 0), "the engine counts anew"
         assert cell.status().load.work == cell.work
+        cell.pool.close()
+
+
+BATCH_PAGE = b"""# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="a"} 3.0
+vllm:num_requests_running{engine="1",model_name="a"} 5.0
+vllm:num_requests_waiting{engine="0",model_name="a"} 2.0
+vllm:num_requests_waiting_by_reason{engine="0",reason="capacity"} 9.0
+vllm:kv_cache_usage_perc{engine="0",model_name="a"} 0.5
+vllm:kv_cache_usage_perc{engine="1",model_name="a"} 2.5e-01
+vllm:num_preemptions_total{engine="0",model_name="a"} 7.0
+vllm:request_num_preemptions_sum{engine="0"} 99.0
+"""
+
+
+@pytest.mark.parametrize(
+    ("page", "load"),
+    [
+        (BATCH_PAGE, EngineLoad(8, 2, 37.5, 7)),
+        (b'sglang:num_running_reqs{a="b"} 4.0\nsglang:token_usage{a="b"} 0.81\n', EngineLoad(4, 0, 81.0)),
+        (b"llamacpp:requests_processing 1\nllamacpp:requests_deferred 2\n", EngineLoad(1, 2, None)),
+        (TRITON_PAGE, None),
+    ],
+)
+async def test_a_batch_is_summed_over_engines_and_unknown_without_one(page: bytes, load: EngineLoad | None) -> None:
+    assert read_engine_load(page) == load
+
+
+async def test_the_batch_of_an_idle_cell_is_empty() -> None:
+    async with running_engine() as engine:
+        cell = cell_of(engine)
+        cell.enter(request := Request())
+        engine.ledger = {"/metrics": json_answer(BATCH_PAGE)}
+        await WorkReader(cell).read()
+        assert cell.status().load.engine == EngineLoad(8, 2, 37.5, 7)
+        cell.leave(request)
+        assert cell.status().load.engine == EngineLoad(0, 0, 0.0, 7)
         cell.pool.close()
 
 

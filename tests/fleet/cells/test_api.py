@@ -38,6 +38,7 @@ NO_LOAD = {
     "cache": None,
     "handovers": None,
     "speculation": None,
+    "engine": None,
     "reported_at": None,
 }
 
@@ -84,6 +85,12 @@ def test_a_cell_says_what_is_in_its_cache_and_how_well_that_is_predicted() -> No
     cell = rows.cell("c", rows.node("n-00000001", report={"load": {**LOAD, "cache": cache}}))
     shown = bearer().get(f"/api/v1/cells/{cell.id}").json()["load"]["cache"]
     assert shown == {"other_tokens_total": 0, "other_found_tokens_total": 0, **cache}
+
+
+def test_a_cell_shows_the_batch_of_its_engine() -> None:
+    batch = {"running": 8, "waiting": 2, "kv_percent": 37.5, "preemptions_total": 7}
+    cell = rows.cell("c", rows.node("n-00000001", report={"load": {**LOAD, "engine": batch}}))
+    assert bearer().get(f"/api/v1/cells/{cell.id}").json()["load"]["engine"] == batch
 
 
 def test_a_cell_says_what_it_guessed_and_how_much_of_that_was_right() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.protocol.messages import Load
+from engine_agent.protocol.messages import CacheLoad, CellWork, EngineLoad, Load
 from engine_agent.protocol.metrics import bucket_of, midpoint_s
 from fleet.load.planner import (
     FINE_S,
@@ -94,6 +94,29 @@ def test_a_long_window_ends_although_its_subject_is_gone() -> None:
     assert advance(series, None, NOON_S + 200) == []
     (long,) = advance(series, None, NOON_S + 310)
     assert (long.step_s, long.requests) == (300, 10)
+
+
+def test_ratios_of_a_window_are_those_of_all_its_samples_and_cells() -> None:
+    before = CellCounters(1, steps=100, busy_ms=900, prompt_tokens=1000, cached_tokens=400, preemptions=9)
+    busy = load(
+        0,
+        prompt_tokens_total=1300,
+        cache=CacheLoad(found_tokens_total=450, other_found_tokens_total=100),
+        work=CellWork(0.0, busy_ms=1900, steps=150),
+        engine=EngineLoad(running=12, waiting=3, kv_percent=80.0, preemptions_total=2),
+    )
+    here = sample_of(busy, 1, before, None)
+    there = sample_of(load(0, engine=EngineLoad(kv_percent=20.0)), 1, CellCounters(1), None)
+    (window,) = windows_of(pooled_samples([here, there, sample_of(load(0), 1, CellCounters(1), None)]))
+    assert (window.prompt_tokens, window.preemptions) == (300, 2), "a restarted engine counts completely"
+    assert (window.cache_hit_percent, window.step_ms) == (50.0, 20.0)
+    assert (window.running, window.waiting, window.kv_percent) == (12.0, 3.0, 50.0)
+
+
+def test_a_figure_that_no_engine_reports_is_unknown_and_not_zero() -> None:
+    (window,) = windows_of(sample_of(load(5), 1, CellCounters(1), None))
+    unknown = (window.running, window.waiting, window.kv_percent, window.cache_hit_percent, window.step_ms)
+    assert unknown == (None,) * 5
 
 
 def test_percentiles_of_many_cells_are_those_of_all_their_samples() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from controlplane.observability import fleet
 from engine_agent.protocol.metrics import bucket_of
 from fleet.deployments.planner import RequestCounts
 from fleet.load.models import LoadSubject, LoadWindow
@@ -41,11 +42,26 @@ def reported(requests: int, errors: int = 0, **more: Any) -> dict[str, Any]:
 
 def test_cells_add_up_to_their_deployment_their_region_and_the_fleet() -> None:
     look(0, n_1=reported(100), n_2=reported(0))
-    look(1, n_1=reported(130, 3), n_2=reported(15))
+    engine = {"running": 4, "kv_percent": 60.0, "preemptions_total": 3}
+    look(1, n_1=reported(130, 3, prompt_tokens_total=300, engine=engine), n_2=reported(15))
     last = last_windows(SUBJECTS, NOW + STEP)
     rates = {name: round(point.requests_per_s * FINE_S) for name, point in last.items()}
     assert rates == {**dict.fromkeys(SUBJECTS[:4], 45), "cell:c1": 30, "cell:c2": 15}
     assert (last["fleet"].in_flight, last["fleet"].cells) == (6.0, 2.0)
+    whole, quiet = last["fleet"], last["cell:c2"]
+    assert (whole.prompt_tokens_per_s, whole.preemptions_per_s, whole.running, whole.kv_percent) == (20.0, 0.2, 4, 60.0)
+    assert (quiet.prompt_tokens_per_s, quiet.running, quiet.kv_percent) == (0.0, None, None)
+
+
+def test_prometheus_reads_the_newest_figures_and_none_that_no_engine_reports(monkeypatch: pytest.MonkeyPatch) -> None:
+    look(0, n_1=reported(100), n_2=reported(0))
+    look(1, n_1=reported(130, engine={"running": 4}), n_2=reported(15))
+    monkeypatch.setattr(fleet.clock, "now", lambda: NOW + STEP)
+    gauge = next(each for each in fleet.FleetGauges().collect() if each.name == "switchyard_load")
+    figures = {each.labels["figure"]: each.value for each in gauge.samples}
+    assert {each.labels["deployment"] for each in gauge.samples} == {"sim-70b"}
+    assert (figures["requests_per_s"], figures["running"]) == (3.0, 4.0)
+    assert "kv_percent" not in figures
 
 
 def test_looking_twice_in_a_window_counts_once() -> None:

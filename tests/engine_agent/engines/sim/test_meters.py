@@ -19,13 +19,14 @@ def test_the_page_has_vllms_names_and_labels() -> None:
     meters = Meters(prompt_tokens=7, generation_tokens=11, prefix_queries=64, prefix_hits=32)
     meters.time_to_first_token_s.observe(0.03)
 
-    page = render(meters, Gauges(running=2, waiting=1, kv_cache_usage=0.25), 'odd"name')
+    page = render(meters, Gauges(running=2, waiting=1, kv_cache_usage=0.25, preemptions=3), 'odd"name')
 
     labels = 'engine="0",model_name="odd\\"name"'
     for sample in (
         f"vllm:num_requests_running{{{labels}}} 2",
         f"vllm:num_requests_waiting{{{labels}}} 1",
         f"vllm:kv_cache_usage_perc{{{labels}}} 0.25",
+        f"vllm:num_preemptions_total{{{labels}}} 3",
         f"vllm:prompt_tokens_total{{{labels}}} 7",
         f"vllm:generation_tokens_total{{{labels}}} 11",
         f"vllm:prefix_cache_queries_total{{{labels}}} 64",
