@@ -16,6 +16,7 @@ from fleet.cells.pages.views import CELL, CELLS, cell_action
 from fleet.deployments.pages.views import DAY_PLAN, DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
 from fleet.faults.pages import INCIDENT, INCIDENTS
 from fleet.machines.pages import (
+    MACHINES,
     invitation_withdraw_action,
     machine_add_action,
     machine_layout_page,
@@ -23,9 +24,10 @@ from fleet.machines.pages import (
     machine_repaired_page,
 )
 from fleet.nodes.pages import NODE, NODES
-from fleet.regions.pages import REGION, image_back_action, image_move_action, pool_action, pool_add_action
+from fleet.regions.pages import REGION, REGIONS, image_back_action, image_move_action, pool_action, pool_add_action
 from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
 from fleet.rollouts.pages import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
+from models_registry.benchmarks.pages import BENCHMARKS
 from models_registry.builds.pages import BUILD, engine_build_action, engine_build_new
 from models_registry.compile_caches.pages import compile_cache_delete
 from models_registry.imports.pages import IMPORT, IMPORTS, import_action, import_new
@@ -100,6 +102,8 @@ urlpatterns = [
     path("instance-types/new/", instance_type_new, name="instance-type-new"),
     path("instance-types/<str:key>/", _view(INSTANCE_TYPE), name="instance-type"),
     path("instance-types/<str:key>/ask/<str:action>/", instance_type_action, name="instance-type-action"),
+    path("machines/", _view(MACHINES), name="machines"),
+    path("regions/", _view(REGIONS), name="regions"),
     path("regions/<str:key>/", _view(REGION), name="region"),
     path("regions/<str:region>/pools/add/", pool_add_action, name="pool-add"),
     path("regions/<str:region>/pools/<int:pool_id>/ask/<str:action>/", pool_action, name="pool-action"),
@@ -126,6 +130,7 @@ urlpatterns = [
     path("usage/costs/rates/<int:id>/withdraw/", rate_withdraw_action, name="rate-withdraw"),
     path("usage/budgets/set/", budget_set_action, name="budget-set"),
     path("usage/budgets/<int:id>/remove/", budget_remove_action, name="budget-remove"),
+    path("benchmarks/", _view(BENCHMARKS), name="benchmarks"),
     path("models/", _view(MODELS), name="models"),
     path("models/<model:key>/", _view(MODEL), name="model"),
     path("models/<version:key>/", _view(VERSION), name="version"),

@@ -1,4 +1,4 @@
-"""Machines on the page of nodes (list, invitation form, removal), and the machines of a cell's page with place, price
+"""The page of machines (list, invitation form, removal), and the machines of a cell's page with place, price
 and usable pools."""
 
 from dataclasses import dataclass
@@ -21,7 +21,8 @@ from controlplane.dashboard.actions import (
     action_page_view,
     page_target,
 )
-from controlplane.dashboard.fragments import Context, Fragment, PageRequest, found_or_404
+from controlplane.dashboard.choices import choose_region
+from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
 from fleet.agents.services.enrolment import join_line
 from fleet.capacity.planning.pools import Market, UnitView, fits, parse_markets
 from fleet.capacity.selectors import pool_views
@@ -37,6 +38,7 @@ from fleet.machines.services.machines import invitation_create, invitation_withd
 from fleet.machines.services.set_aside import machine_repaired
 from fleet.reconcile.planning.states import MachineRole, MachineState, choices
 from fleet.regions.models import Region
+from fleet.releases.pages import AGENTS
 from models_registry.instance_types.selectors import instance_type_names
 
 MACHINES_SHOWN = 100
@@ -192,10 +194,19 @@ def _machines(request: PageRequest) -> MachineList:
     return machine_list(now=request.now, region=request.text("region"))
 
 
-MACHINES = Fragment("machines", "Machines", ("machines", "nodes"), "fleet/machines/machines.html", _machines)
+def _machine_filter(request: PageRequest) -> Filter:
+    return Filter(text_label="", text_name="", text="", choices=(choose_region(request),))
 
 
-@action(page_target("nodes", "machines"))
+MACHINES = Page(
+    section="machines",
+    title="Machines",
+    fragments=(Fragment("machines", "", ("machines", "nodes"), "fleet/machines/machines.html", _machines), AGENTS),
+    narrow=_machine_filter,
+)
+
+
+@action(page_target("machines", "machines"))
 def machine_add_action(form: Submission, _: None) -> HttpResponse:
     expires_in = timedelta(hours=form.valid(_Hours, HOURS)[HOURS])
     body = form.valid(InviteSerializer, "region", "count", "role", "instance_type", "layout")
@@ -214,7 +225,7 @@ def machine_add_action(form: Submission, _: None) -> HttpResponse:
     return render(form.request, "fleet/machines/join_line.html", context)
 
 
-@action(page_target("nodes", "the invitation"))
+@action(page_target("machines", "the invitation"))
 def invitation_withdraw_action(form: Submission, prefix: str) -> None:
     if not Invitation.objects.filter(prefix=prefix).exists():
         raise Http404(f"There is no invitation {prefix!r}.")
@@ -238,7 +249,9 @@ def _removal_effect(machine: Machine) -> str:
     return "It has no node or ingress. The host is wiped and uninstalled."
 
 
-TARGET = Target(noun="machine", find=_machine_or_404, name=lambda machine: machine.id, url=lambda _: reverse("nodes"))
+TARGET = Target(
+    noun="machine", find=_machine_or_404, name=lambda machine: machine.id, url=lambda _: reverse("machines")
+)
 REMOVE = Action(target=TARGET, name="remove", label="Remove", run=_remove, typed=TARGET.name, fields=(WHY,))
 
 

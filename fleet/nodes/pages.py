@@ -15,11 +15,9 @@ from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from engine_agent.protocol.states import MemberRole
 from fleet.cells.models import CellMember
 from fleet.load.pages import report_of, silent_s
-from fleet.machines.pages import MACHINES
 from fleet.machines.selectors import NodeHost, hosts_running
 from fleet.nodes.models import Node, NodeReport
 from fleet.reconcile.planning.states import NodeState
-from fleet.releases.pages import AGENTS
 
 NODES_SHOWN = 100
 SPARE = "spare"
@@ -159,7 +157,7 @@ def _events_of_node(request: PageRequest) -> EventList:
 NODES = Page(
     section="nodes",
     title="Nodes",
-    fragments=(Fragment("nodes-table", "", ("nodes", "cells"), "fleet/nodes/table.html", _node_rows), MACHINES, AGENTS),
+    fragments=(Fragment("nodes-table", "", ("nodes", "cells"), "fleet/nodes/table.html", _node_rows),),
     narrow=_node_filter,
 )
 

@@ -1,7 +1,7 @@
-"""The page of one region: its cloud's state, pools of capacity, images, and nodes as a tree of zones and network nodes;
-and its actions on pools and images."""
+"""The list of regions, and the page of one: its cloud's state, pools of capacity, images, and nodes as a tree of zones
+and network nodes; and its actions on pools and images."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import groupby
@@ -22,17 +22,42 @@ from fleet.clouds.api import AskImageSerializer
 from fleet.clouds.models import CapacityPool, CloudRegion, ImageMove
 from fleet.clouds.planning.upkeep import IMAGE_TONE, ImageState
 from fleet.clouds.services.images import image_move_request, image_move_roll_back
+from fleet.load.selectors import Point, last_windows, region_subject
 from fleet.nodes.models import Node
 from fleet.nodes.selectors import node_counts_by_region
 from fleet.reconcile.planning.states import POOL_TONE, CellState, CloudRegionState, NodeState, PoolState
 from fleet.regions.models import Region
 from kernel.tones import Tone
 
+StateCounts = Mapping[str, Mapping[str, int]]
+"""Region -> state -> number."""
+
 CLOUD_TONE = {
     CloudRegionState.READING: Tone.MOVING,
     CloudRegionState.READY: Tone.OK,
     CloudRegionState.REFUSED: Tone.BAD,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class RegionRow:
+    """A region in the list. `load`: its last window, or None without a recent one."""
+
+    region: Region
+    cloud: CloudRegion | None
+    cloud_tone: Tone
+    nodes: int
+    cells: int
+    ready: int
+    load: Point | None
+
+
+@dataclass(frozen=True, slots=True)
+class RegionList:
+    rows: tuple[RegionRow, ...]
+    more: bool = False
+    filtered: bool = False
+    page: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +118,28 @@ class RegionPools:
     types: tuple[PoolsOfType, ...]
     zones: tuple[str, ...]
     markets: tuple[str, ...] = tuple(market.value for market in DECLARABLE)
+
+
+def region_list(now: datetime) -> RegionList:
+    """All regions, in four queries."""
+    regions = list(Region.objects.select_related("cloud"))
+    nodes, cells = node_counts_by_region(), cell_counts_by_region()
+    loads = last_windows([region_subject(region.pk) for region in regions], now)
+    return RegionList(tuple(_region_row(region, nodes, cells, loads) for region in regions))
+
+
+def _region_row(region: Region, nodes: StateCounts, cells: StateCounts, loads: Mapping[str, Point]) -> RegionRow:
+    cloud: CloudRegion | None = getattr(region, "cloud", None)
+    states = cells.get(region.pk, {})
+    return RegionRow(
+        region=region,
+        cloud=cloud,
+        cloud_tone=CLOUD_TONE[CloudRegionState(cloud.state)] if cloud else Tone.IDLE,
+        nodes=sum(nodes.get(region.pk, {}).values()),
+        cells=sum(states.values()),
+        ready=states.get(CellState.READY.value, 0),
+        load=loads.get(region_subject(region.pk)),
+    )
 
 
 def region_find(name: str) -> Region | None:
@@ -246,6 +293,19 @@ def _groups(nodes: Sequence[Node]) -> tuple[Marks, ...]:
 EVENTS_OF_ONE_REGION = 30
 
 
+def _rows(request: PageRequest) -> RegionList:
+    return region_list(request.now)
+
+
+REGIONS = Page(
+    section="regions",
+    title="Regions",
+    fragments=(
+        Fragment("regions-table", "", ("regions", "nodes", "cells", "history"), "fleet/regions/table.html", _rows),
+    ),
+)
+
+
 def _region(request: PageRequest) -> Region:
     return _region_or_404(request.key)
 
@@ -275,7 +335,7 @@ def _events(request: PageRequest) -> EventList:
 
 
 REGION = Page(
-    section="nodes",
+    section="regions",
     title="",
     fragments=(
         Fragment("region", "", ("regions:{key}", "nodes", "cells"), "fleet/regions/region.html", _head),

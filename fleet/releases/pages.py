@@ -1,4 +1,4 @@
-"""Releases of the agent on the page of nodes: the releases in use, the newest rollout, and the actions to start and
+"""Releases of the agent on the page of machines: the releases in use, the newest rollout, and the actions to start and
 cancel one."""
 
 from dataclasses import dataclass
@@ -107,17 +107,17 @@ def _agents(request: PageRequest) -> AgentList:
 AGENTS = Fragment("agents", "Agents", ("agents", "nodes", "traffic"), "fleet/releases/agents.html", _agents)
 
 
-@action(page_target("nodes", "agents"))
+@action(page_target("machines", "agents"))
 def agents_upgrade_action(form: Submission, _: None) -> HttpResponse:
     body = form.valid(UpgradeSerializer, "release", "soak_s", "why")
     agent_rollout_begin(actor=form.actor, now=form.now, **body)
-    return redirect("nodes")
+    return redirect("machines")
 
 
-@action(page_target("nodes", "agents"))
+@action(page_target("machines", "agents"))
 def agents_cancel_action(form: Submission, _: None) -> HttpResponse:
     rollout = active_rollout()
     if rollout is None:
         raise Http404("No upgrade of agents is under way.")
     agent_rollout_cancel(rollout_id=rollout.pk, actor=form.actor, now=form.now, why=form.text("why"))
-    return redirect("nodes")
+    return redirect("machines")

@@ -1,15 +1,20 @@
-"""Benchmarks of a model for its page: tokens per second and chip against tokens per second and user, at every rate that
-held, with the Pareto set. Compares versions only within one workload and objective."""
+"""The list of benchmarks, and those of a model for its page: tokens per second and chip against tokens per second and
+user, at every rate that held, with the Pareto set. Compares versions only within one workload and objective."""
 
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from django.db.models import Q
+
 from controlplane.dashboard.charts import BY_PLACE, HEIGHT_PX, MOST_SERIES, Colour
+from controlplane.dashboard.choices import choose_labelled
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from models_registry.benchmarks.models import Benchmark, BenchmarkPoint, ConfigurationSearch
 from models_registry.benchmarks.planning.goodput import PointVerdict
 from models_registry.benchmarks.planning.measurements import Aim, best_configuration, pareto_set
+from models_registry.benchmarks.planning.workload import BenchmarkState
 from models_registry.benchmarks.selectors import (
     CandidateRow,
     benchmarks_described,
@@ -18,6 +23,7 @@ from models_registry.benchmarks.selectors import (
     searches_described,
     whole_benchmarks,
 )
+from models_registry.versions.planning.lifecycle import choices
 
 SHOWN = 60
 """Newest benchmarks of a model that are read."""
@@ -130,3 +136,42 @@ def model_searches(model: str) -> SearchesView:
 def _search_panel(row: ConfigurationSearch) -> SearchPanel:
     rows = candidate_rows(row)
     return SearchPanel(row, rows[:CONFIGURATIONS_SHOWN], max(0, len(rows) - CONFIGURATIONS_SHOWN))
+
+
+LISTED = 100
+
+
+@dataclass(frozen=True, slots=True)
+class BenchmarkList:
+    rows: tuple[Benchmark, ...]
+    more: bool
+    filtered: bool
+    page: int
+
+
+def benchmark_list(*, state: str = "", text: str = "", page: int = 1) -> BenchmarkList:
+    """Benchmarks of all models, newest first, in pages from 1. One query."""
+    rows = Benchmark.objects.select_related("version").order_by("-id")
+    if state:
+        rows = rows.filter(state=state)
+    if text:
+        rows = rows.filter(Q(version__model__name__icontains=text) | Q(deployment__icontains=text))
+    fetched = tuple(rows[(page - 1) * LISTED : page * LISTED + 1])
+    return BenchmarkList(fetched[:LISTED], len(fetched) > LISTED, bool(state or text), page)
+
+
+def _list(request: PageRequest) -> BenchmarkList:
+    return benchmark_list(state=request.text("state"), text=request.text("q"), page=request.page)
+
+
+def _filter(request: PageRequest) -> Filter:
+    state = choose_labelled(request, "state", (("", "every state"), *choices(BenchmarkState)))
+    return Filter(text_label="Model or deployment", text_name="q", text=request.text("q"), choices=(state,))
+
+
+BENCHMARKS = Page(
+    section="benchmarks",
+    title="Benchmarks",
+    fragments=(Fragment("benchmarks-table", "", ("benchmarks",), "models_registry/benchmarks/table.html", _list),),
+    narrow=_filter,
+)

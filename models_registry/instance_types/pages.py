@@ -126,13 +126,13 @@ def _actions(request: PageRequest) -> ActionMenu:
 
 TOPICS = ("instance-types", "deployments", "nodes")
 INSTANCE_TYPES_PAGE = Page(
-    section="nodes",
+    section="machines",
     title="Instance types",
     fragments=(Fragment("instance-types-table", "", TOPICS, "models_registry/instance_types/table.html", _list),),
     narrow=_filter,
 )
 INSTANCE_TYPE = Page(
-    section="nodes",
+    section="machines",
     title="",
     fragments=(
         Fragment("instance-type", "", TOPICS, "models_registry/instance_types/instance_type.html", _type),

@@ -276,7 +276,7 @@ def _day_plan_filter(request: PageRequest) -> Filter:
 
 
 DAY_PLAN = Page(
-    section="deployments",
+    section="capacity",
     title="Plan of the day",
     charts=True,
     fragments=(Fragment("day-plan", "", ("capacity-plan",), "fleet/capacity/plan.html", _day_plan),),

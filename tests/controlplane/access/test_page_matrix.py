@@ -15,6 +15,7 @@ KNOWS_THE_OLD_ONE = {"password-change"}
 """Every logged-in user; refused without the old password (tests of the settings)."""
 VIEWER = {
     "overview", "deployments", "deployment", "rollouts", "rollout", "cells", "cell", "nodes", "node", "region",
+    "machines", "regions", "benchmarks",
     "traffic", "playground", "keys", "key", "models", "model", "version", "version-diff", "incidents", "incident",
     "engine-build",
     "costs", "instance-types", "instance-type",

@@ -17,6 +17,7 @@ from fleet.releases.models import AgentRelease
 from fleet.rollouts.models import Rollout
 from kernel import clock
 from kernel.events import event_record
+from models_registry.benchmarks.models import Benchmark
 from models_registry.builds.models import EngineBuild
 from models_registry.compile_caches.models import CompileCache
 from models_registry.imports.models import ImportFile, ModelImport
@@ -75,6 +76,10 @@ def one_more_of_everything(number: int) -> Cell:
     )  # fmt: skip
     ImportFile.objects.create(model_import=fetched, path="config.json", size=2**30, blob=40 * "0", stored=64 * "a")
     ImportFile.objects.create(model_import=fetched, path="model.safetensors", size=2**31, sha256=64 * "b")
+    Benchmark.objects.create(
+        version=version, deployment=f"deployment-{number}", region=region.name, state="failed", reason="no cell",
+        workload="1000+150", slo="ttft=1000,itl=60", actor="ada", created_at=NOW, ended_at=NOW,
+    )  # fmt: skip
     deployment = Deployment.objects.create(
         name=f"deployment-{number}",
         model_version=version,

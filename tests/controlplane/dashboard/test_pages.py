@@ -26,6 +26,7 @@ WAYS = (
     "switchyard batch submit",
     "switchyard model import",
     "switchyard create instance-type",
+    "switchyard bench run",
 )
 """To an object in its content."""
 

@@ -29,7 +29,7 @@ FORM = {"region": "pool", "role": "ingress", "count": "2", "valid_for_hours": "3
 
 def test_the_list_shows_machines_and_what_is_odd_about_them() -> None:
     rows.machine("m-00000001")
-    text = fragment(signed_in(), "/nodes/", "machines")
+    text = fragment(signed_in(), "/machines/", "machines")
     assert "m-00000001: Its machine agent has been silent for" in text
     assert "Add machines" in text
 
@@ -41,7 +41,7 @@ def test_the_line_is_shown_once() -> None:
     assert "/join | sh -s -- sw_" in line
     invitation = Invitation.objects.get()
     assert (invitation.role, invitation.count, invitation.left) == ("ingress", 2, 2)
-    assert line.rpartition("_")[2] not in fragment(signed_in(), "/nodes/", "machines")
+    assert line.rpartition("_")[2] not in fragment(signed_in(), "/machines/", "machines")
 
 
 def test_an_invitation_is_withdrawn() -> None:
@@ -50,10 +50,10 @@ def test_an_invitation_is_withdrawn() -> None:
     client.post("/nodes/machines/add/", FORM)
     prefix = Invitation.objects.get().prefix
     where = f"/nodes/invitations/{prefix}/withdraw/"
-    assert where in fragment(client, "/nodes/", "machines")
+    assert where in fragment(client, "/machines/", "machines")
     client.post(where)
     assert Invitation.objects.get().withdrawn_at is not None
-    assert prefix not in fragment(client, "/nodes/", "machines")
+    assert prefix not in fragment(client, "/machines/", "machines")
     assert client.post(where).status_code == 409
     assert client.post("/nodes/invitations/nobody/withdraw/").status_code == 404
 
@@ -79,7 +79,7 @@ def test_a_viewer_sees_no_form() -> None:
     viewer: User = make_user("viewer")
     client = Client()
     client.force_login(viewer)
-    text = fragment(client, "/nodes/", "machines")
+    text = fragment(client, "/machines/", "machines")
     assert "m-00000001" in text
     assert "Add machines" not in text
     assert ">Remove" not in text
@@ -167,18 +167,18 @@ def test_a_host_is_divided_on_its_page_and_its_nodes_are_listed() -> None:
     facts = msgspec.structs.replace(rows.FACTS, cpus=(tuple(range(8)),))
     rows.machine("m-00000001", facts=msgspec.to_builtins(facts))
     client, where = signed_in(), "/nodes/machines/m-00000001/layout/"
-    assert where in fragment(client, "/nodes/", "machines")
+    assert where in fragment(client, "/machines/", "machines")
     assert "8 cores" in client.get(where).text
     refused = client.post(where, {"layout": "2by4"})
     assert refused.status_code == 409
     assert "must be NODESxDEVICES" in refused.text
     assert 'value="2by4"' in refused.text
     assert client.post(where, {"layout": "2x4", "instance_type": KIND}).status_code == 302
-    text = fragment(client, "/nodes/", "machines")
+    text = fragment(client, "/machines/", "machines")
     assert "cpu 0,1,2,3; 4 CPUs; 16 GiB" in text
     assert "cpu 4,5,6,7; 4 CPUs; 16 GiB" in text
     assert client.post(where, {"layout": "2x4", "pinned": "yes"}).status_code == 302
-    assert "pinned" in fragment(client, "/nodes/", "machines")
+    assert "pinned" in fragment(client, "/machines/", "machines")
     assert "checked" in client.get(where).text
     client.post(where, {"layout": ""})
     assert (Machine.objects.get().layout, Machine.objects.get().layout_pinned) == ("", False)

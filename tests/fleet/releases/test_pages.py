@@ -28,7 +28,7 @@ def _releases() -> None:
 
 
 def test_it_shows_who_runs_what_and_how_many_are_behind() -> None:
-    text = fragment(signed_in(), "/nodes/", "agents")
+    text = fragment(signed_in(), "/machines/", "agents")
     assert "2 agents run another release than the current one." in text
     assert "n-2 runs no release: from a checkout" in text
     assert text.index(OLD) < text.index(NEW)
@@ -41,13 +41,13 @@ def test_an_upgrade_is_begun_shown_and_taken_back(monkeypatch: pytest.MonkeyPatc
     rollout = AgentRollout.objects.get()
     assert (rollout.target_id, rollout.soak_s, rollout.why) == (NEW, 5.0, "fix")
     AgentMove.objects.filter(agent="n-0").update(trouble="no capacity")
-    text = fragment(client, "/nodes/", "agents")
+    text = fragment(client, "/machines/", "agents")
     assert "Ring 1" in text
     assert "n-0 (no capacity)" in text
     assert "Upgrade agents</summary>" not in text
     assert client.post("/nodes/agents/upgrade/", {"release": NEW, "soak_s": "5"}).status_code == 409
     assert client.post("/nodes/agents/cancel/", {"why": "not today"}).status_code == 302
-    assert "Cancelled by" in fragment(client, "/nodes/", "agents")
+    assert "Cancelled by" in fragment(client, "/machines/", "agents")
 
 
 def upgraded(agents: int, state: AgentRolloutState) -> AgentRollout:
@@ -68,7 +68,7 @@ def test_a_ring_names_a_few_those_with_trouble_and_those_that_are_awaited_first(
     [ring] = agent_list(now=NOW).rings
     assert (ring.count, ring.settled, ring.more) == (100, 99, 100 - NAMES_SHOWN)
     assert [move.agent for move in ring.moves][:3] == ["n-098", "n-099", "n-000"]
-    text = fragment(signed_in(), "/nodes/", "agents")
+    text = fragment(signed_in(), "/machines/", "agents")
     assert "99 of 100 healthy" in text
     assert f"and {100 - NAMES_SHOWN} more" in text
     assert "n-050" not in text
@@ -76,15 +76,15 @@ def test_a_ring_names_a_few_those_with_trouble_and_those_that_are_awaited_first(
 
 def test_of_an_upgrade_that_has_ended_only_agents_with_trouble_are_named() -> None:
     upgraded(5, AgentRolloutState.SUCCEEDED)
-    text = fragment(signed_in(), "/nodes/", "agents")
+    text = fragment(signed_in(), "/machines/", "agents")
     assert "n-003 (no capacity)" in text
     assert "n-000" not in text
     AgentMove.objects.update(trouble="")
-    assert "Ring 1" not in fragment(signed_in(), "/nodes/", "agents")
+    assert "Ring 1" not in fragment(signed_in(), "/machines/", "agents")
 
 
 def test_it_says_in_words_what_is_offered() -> None:
-    text = " ".join(fragment(signed_in(), "/nodes/", "agents").split())
+    text = " ".join(fragment(signed_in(), "/machines/", "agents").split())
     own = checkout_release()
     assert f"own ({own.version}+{own.id})</option>" in text
     assert "not current" in text
@@ -94,7 +94,7 @@ def test_it_says_in_words_what_is_offered() -> None:
 def test_a_viewer_sees_and_does_nothing() -> None:
     client = Client()
     client.force_login(make_user("viewer"))
-    text = fragment(client, "/nodes/", "agents")
+    text = fragment(client, "/machines/", "agents")
     assert OLD in text
     assert "Upgrade agents" not in text
     assert client.post("/nodes/agents/upgrade/", {"release": NEW}).status_code == 403

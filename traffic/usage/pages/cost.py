@@ -248,7 +248,7 @@ def _weights(request: PageRequest) -> tuple[WeightLine, ...]:
 
 
 COSTS = Page(
-    section="usage",
+    section="costs",
     title="Cost and power",
     charts=True,
     fragments=(
