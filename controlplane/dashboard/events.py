@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from typing import Any
 
 from django.db.models import Q, QuerySet
@@ -12,14 +11,12 @@ from audit.models import AuditRecord, Outcome
 from audit.selectors import AuditQuery, audit_actions, audit_records
 from controlplane.dashboard.choices import choose
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
-from fleet.faults.models import Incident
 from fleet.rollouts.models import Rollout
 from kernel.access import Role
 from kernel.models import Event
 from kernel.tones import Tone
 
 EVENTS_PER_PAGE = 50
-BEFORE_INCIDENT = timedelta(minutes=2)
 KINDS_FROM_LAST = 2000
 """The filter offers the kinds among this many of the last events; reading all would scan the table."""
 
@@ -73,18 +70,6 @@ def rollout_events(rollout: Rollout, limit: int) -> EventList:
 
 def version_events(reference: str, limit: int) -> EventList:
     return _event_list(Event.objects.filter(kind__startswith="version.", detail__version=reference), limit)
-
-
-def incident_events(incident: Incident, limit: int) -> EventList:
-    """Events of its node or cell from shortly before it opened until it closed."""
-    about = Q(detail__incident=incident.pk)
-    if incident.node:
-        about |= Q(node=incident.node)
-    elif incident.cell:
-        about |= Q(cell=incident.cell)
-    events = Event.objects.filter(about, at__gte=incident.opened_at - BEFORE_INCIDENT)
-    newest = _event_list(events.filter(at__lte=incident.closed_at) if incident.closed_at else events, limit)
-    return replace(newest, older=None)
 
 
 def event_kinds() -> list[str]:

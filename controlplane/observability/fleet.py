@@ -16,7 +16,7 @@ from engine_agent.protocol.states import CellRole
 from fleet.cells.models import Cell
 from fleet.deployments.models import DeploymentRegion
 from fleet.faults.models import Incident
-from fleet.faults.selectors import cell_guesses
+from fleet.faults.selectors.faults import cell_guesses
 from fleet.load.models import RefusedRequests
 from fleet.load.selectors import Point, cache_totals, deployment_subject, last_windows
 from fleet.nodes.models import Node, NodeReport

@@ -2,16 +2,16 @@
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
 
 from django.db.models import Count, Exists, OuterRef, Q
 
 from accounts.models import Approval, ApprovalState
 from controlplane.dashboard.choices import choose_labelled
-from controlplane.dashboard.events import EventList, incident_events
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from fleet.cells.models import Cell
 from fleet.faults.models import Incident, Replacement
+from fleet.faults.planning.story import WAITS, Evidence, Story, evidence_in_units
+from fleet.faults.selectors.stories import story_of
 from fleet.nodes.models import Node
 from fleet.reconcile.planning.states import CELL_TONE, CellState, IncidentState, NodeState
 from kernel.control_hosts import ControlHosts, control_hosts
@@ -22,9 +22,6 @@ from kernel.tones import Tone
 INCIDENTS_SHOWN = 100
 RELATED_SHOWN = 20
 RELATED_WITHIN = timedelta(hours=1)
-WAITS = "waits"
-"""Key in an incident's evidence: why nothing is replaced for it yet."""
-
 BAD_CELL_STATES = tuple(state for state, tone in CELL_TONE.items() if tone is Tone.BAD)
 
 
@@ -66,21 +63,6 @@ def incident_list(*, state: str = "", text: str = "", limit: int = INCIDENTS_SHO
 
 
 @dataclass(frozen=True, slots=True)
-class EvidenceTable:
-    """A list in the evidence whose items have the same keys."""
-
-    name: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Any, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    facts: dict[str, Any]
-    tables: tuple[EvidenceTable, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Command:
     title: str
     effect: str
@@ -114,19 +96,6 @@ def incident_find(incident_id: str) -> Incident | None:
 def incident_page(incident: Incident) -> IncidentPage:
     work = tuple(Replacement.objects.filter(incident=incident).order_by("-id"))
     return IncidentPage(incident, work, tuple(_commands(incident)))
-
-
-def evidence_of(incident: Incident) -> Evidence:
-    """Returns the evidence, with lists of similar items as tables."""
-    facts, tables = {}, []
-    for name, value in incident.evidence.items():
-        if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
-            columns = tuple(dict.fromkeys(key for one in value for key in one))
-            rows = tuple(tuple(one.get(column, "") for column in columns) for one in value)
-            tables.append(EvidenceTable(name, columns, rows))
-        elif name != WAITS:
-            facts[name] = value
-    return Evidence(facts, tuple(tables))
 
 
 def related_to(incident: Incident) -> IncidentList:
@@ -177,9 +146,6 @@ def fleet_health() -> FleetHealth:
     )
 
 
-EVENTS_OF_ONE_INCIDENT = 30
-
-
 def _incident_rows(request: PageRequest) -> IncidentList:
     return incident_list(state=request.text("state"), text=request.text("q"))
 
@@ -207,15 +173,15 @@ def _incident_page(request: PageRequest) -> IncidentPage:
 
 
 def _incident_evidence(request: PageRequest) -> Evidence:
-    return evidence_of(request.once(_incident))
+    return evidence_in_units(request.once(_incident).evidence)
 
 
 def _incident_related(request: PageRequest) -> IncidentList:
     return related_to(request.once(_incident))
 
 
-def _events_of_incident(request: PageRequest) -> EventList:
-    return incident_events(request.once(_incident), EVENTS_OF_ONE_INCIDENT)
+def _incident_story(request: PageRequest) -> Story:
+    return story_of(request.once(_incident), now=request.now)
 
 
 TOPICS = ("incidents", "nodes")
@@ -225,9 +191,9 @@ INCIDENT = Page(
     title="",
     fragments=(
         Fragment("incident", "", TOPICS, "fleet/faults/incident.html", _incident_page),
+        Fragment("incident-story", "Story", (*TOPICS, "events"), "fleet/faults/story.html", _incident_story),
         Fragment("incident-evidence", "Evidence", TOPICS, "fleet/faults/evidence.html", _incident_evidence),
         Fragment("incident-actions", "What is done about it", TOPICS, "fleet/faults/actions.html", _incident_page),
         Fragment("incident-related", "Related", TOPICS, "fleet/faults/related.html", _incident_related),
-        Fragment("incident-events", "Events around it", ("events",), "dashboard/events/list.html", _events_of_incident),
     ),
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 from controlplane.dashboard.charts import BY_PLACE, HEIGHT_PX, MOST_SERIES, Colour
 from fleet.faults.planning.drift import SHARE_LEAST, accepted_expected
-from fleet.faults.selectors import CellGuesses, cell_guesses
+from fleet.faults.selectors.faults import CellGuesses, cell_guesses
 from models_registry.speculation.planner import gains_by_size, guessed_at, read_step_cost
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.selectors import latest_calibration

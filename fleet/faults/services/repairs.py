@@ -11,7 +11,7 @@ from django.db.models import Q
 from fleet.cells.models import CellMember
 from fleet.faults.models import Incident, Repair
 from fleet.faults.planning.views import IncidentKind, Rung
-from fleet.faults.selectors import ATTEMPTS
+from fleet.faults.selectors.faults import ATTEMPTS
 from fleet.faults.services.incidents import OF_SEVERAL_NODES, hardware_faults_settle, incidents_close
 from fleet.machines.services.orders import provider_order
 from fleet.nodes.models import Node, NodeCheck

@@ -21,7 +21,7 @@ from fleet.faults.planning.drift import (
     plan_token_drift,
 )
 from fleet.faults.planning.views import Rule, RuleMode
-from fleet.faults.selectors import FRESH_FOR, guessing_calibrated
+from fleet.faults.selectors.faults import FRESH_FOR, guessing_calibrated
 from fleet.faults.services.incidents import incident_open, incidents_close
 from fleet.load.planner import MAX_COUNT
 from fleet.nodes.models import NodeReport

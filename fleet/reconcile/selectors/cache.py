@@ -16,7 +16,7 @@ from fleet.capacity.planning.pools import Markets, parse_markets
 from fleet.cells.models import Disruption
 from fleet.faults.planning.liveness import status_in_force
 from fleet.faults.planning.views import StepWindow
-from fleet.faults.selectors import step_windows
+from fleet.faults.selectors.faults import step_windows
 from fleet.load.planner import CellCounters
 from fleet.nodes.models import NodeReport
 from fleet.reconcile.planning.settings import FleetSettings

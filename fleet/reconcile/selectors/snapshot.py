@@ -16,7 +16,7 @@ from fleet.clouds.models import CloudNotice
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.planner import ClaimView, GrantRule, InvalidPolicy, QuotaView
 from fleet.faults.planning.views import NoticeView
-from fleet.faults.selectors import faults_view
+from fleet.faults.selectors.faults import faults_view
 from fleet.machines.planner import LOCAL, POOLED, provider_limits
 from fleet.machines.selectors import divided_regions, free_machines, machine_views
 from fleet.nodes.models import AgentListener

@@ -156,9 +156,12 @@ def test_an_incident_shows_its_evidence_its_replacements_and_related_incidents()
     url = f"/incidents/{one.pk}/"
     assert "No replacement yet: frozen: 4 of 12" in part(url, "incident")
     shown = part(url, "incident-evidence")
-    assert '<th scope="col">window</th>' in shown
+    assert '<th scope="col">Window</th>' in shown
     assert "<td>9.4</td>" in shown
     assert "frozen" not in shown
+    story = part(url, "incident-story")
+    assert "n-00000001 is to be replaced after its cell has drained: slow" in story
+    assert "Nothing is recorded of" in story
     work = part(url, "incident-actions")
     assert "after its cell has drained" in work
     assert f"POST /api/v1/incidents/{one.pk}/dismiss" in work

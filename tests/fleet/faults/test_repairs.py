@@ -108,7 +108,7 @@ def test_a_cured_node_is_a_spare_again_and_its_incident_closes_with_the_ladder()
     assert (incident.state, incident.resolution) == ("closed", row.reason)
     assert incident.evidence["ladder"] == [{"rung": "reset_device", "state": "cured", "reason": "2 deep checks passed"}]
     page = signed_in().get(f"/incidents/{incident.pk}/").text
-    assert all(text in page for text in ("ladder", "reset_device", "cured", "2 deep checks passed"))
+    assert all(text in page for text in ("Ladder", "reset_device", "cured", "2 deep checks passed"))
     shown = bearer().get(f"/api/v1/incidents/{incident.pk}/").json()
     assert shown["evidence"]["ladder"][0]["state"] == "cured"
     with pytest.raises(StaleDecision):

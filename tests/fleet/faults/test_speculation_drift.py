@@ -9,7 +9,7 @@ from engine_agent.protocol.messages import Load, SpeculationLoad
 from fleet.cells.models import Cell
 from fleet.faults.models import Incident
 from fleet.faults.planning.drift import SPECULATION_DRIFT
-from fleet.faults.selectors import FRESH_FOR
+from fleet.faults.selectors.faults import FRESH_FOR
 from fleet.faults.services.watch import speculation_drift_check
 from fleet.nodes.models import NodeReport
 from models_registry.speculation.services import calibration_store

@@ -8,7 +8,7 @@ import pytest
 from engine_agent.protocol.messages import Load, TokenCheck
 from fleet.faults.models import Incident
 from fleet.faults.planning.drift import TOKENS_DRIFT
-from fleet.faults.selectors import FRESH_FOR
+from fleet.faults.selectors.faults import FRESH_FOR
 from fleet.faults.services.watch import token_drift_check
 from fleet.nodes.models import NodeReport
 from tests.fleet import rows
