@@ -20,6 +20,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("agents/artifacts/<str:digest>/<path:name>", join.artifact, name="agent-artifact"),
     path("agents/holders/<str:digest>", join.holders, name="agent-holders"),
     path("agents/caches/<str:key>", join.compile_cache, name="agent-cache"),
+    path("agents/caches/<str:key>/archive", join.cache_archive, name="agent-cache-archive"),
     path("agents/releases/<str:release>/<str:digest>", join.release, name="agent-release"),
     path("agents/join/check", join.check, name="join-check"),
     path("agents/join/refused", join.refused, name="join-refused"),

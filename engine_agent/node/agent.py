@@ -19,7 +19,7 @@ from msgspec import structs
 from engine_agent.node.accounts import Service, service_account
 from engine_agent.node.checks.reset import reset_devices
 from engine_agent.node.checks.result import Result
-from engine_agent.node.compile_caches import NodeCaches
+from engine_agent.node.compile_caches import COMPILED, NodeCaches
 from engine_agent.node.connection import AgentConnection, report_interval_s
 from engine_agent.node.devices import visible_devices
 from engine_agent.node.downloads import Downloads
@@ -28,7 +28,7 @@ from engine_agent.node.identity import Identity
 from engine_agent.node.imds import NoticeWatch, is_in_aws
 from engine_agent.node.launch import NodePlace
 from engine_agent.node.logs import LogTailSender
-from engine_agent.node.node import BUILDS, WEIGHTS, LocalNode
+from engine_agent.node.node import LocalNode
 from engine_agent.node.node_checks import NodeChecks
 from engine_agent.node.peers import serve_peers
 from engine_agent.node.planning.converge import observe, plan_convergence
@@ -105,8 +105,6 @@ BOUND_LOGS_EVERY_S = 60.0
 READ_LOGS_EVERY_S = 1.0
 """Lines are sent only while a user reads them."""
 NEURON = "neuron"
-COMPILED = "compiled"
-"""Of the machine's cache, next to `fetched`: compile caches, whose folders belong to the engines' account."""
 POLL_CHECKS_EVERY_S = 1.0
 READ_STACK_EVERY_S = 30.0
 """Longest delay in reporting software that was installed under a running agent."""
@@ -175,8 +173,8 @@ class NodeAgent:
         )
         self._trace = order_trace(place.node_id)
         self._metrics_port = place.port_base + AGENT_METRICS
-        home, cache, port = Identity(enrolment.home), place.cache.parent, place.port_base + ARTIFACTS
-        self._serve_peers = partial(serve_peers, place.host, port, home, cache / WEIGHTS, cache / BUILDS)
+        identity, port = Identity(enrolment.home), place.port_base + ARTIFACTS
+        self._serve_peers = partial(serve_peers, place.host, port, identity, place.cache.parent)
         self._has_links = place.has_links
 
     def _wake_from_thread(self) -> None:
@@ -350,6 +348,7 @@ class NodeAgent:
             network=self._efa.devices,
             builds=self._node.builds.report(),
             compile_caches=self._node.caches.report(),
+            offered_caches=self._node.caches.offered(),
             prefetched=self._node.prefetched,
         )
         health = _health(observed, seen.health)

@@ -25,6 +25,9 @@ from engine_agent.protocol.engine_builds import (
 from engine_agent.protocol.manifest import DIGEST_PREFIX, MANIFEST_NAME, MOST_MANIFEST_BYTES
 from engine_agent.protocol.messages import NODE_BUILDS_MAX, Artifact, NodeBuild
 
+BUILDS = "builds"
+"""Of the machine's cache, next to `fetched`. Engines cannot write to it."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeldBuild:

@@ -1,6 +1,9 @@
-"""Compile caches of one node: fetches the cache of a start from the control plane before its engine starts, and offers
-what the engine compiled once it is ready. A cache only saves time: every error here means a start without one, never a
-failed start. The agent transfers caches itself, because engines must not have its credential."""
+"""Compile caches of one node: fetches the cache of a start from other nodes or the control plane before its engine
+starts, and uploads what the engine compiled once it is ready. A cache only saves time: every error here means a start
+without one, never a failed start. The agent transfers caches itself, because engines must not have its credential.
+
+A cache is code, so only the control plane states its digest, once it has verified and stored the archive. Nodes give
+each other only such archives, from a folder that engines cannot change."""
 
 import contextlib
 import fcntl
@@ -12,13 +15,25 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-from engine_agent.engines.artifacts import FREE_RESERVE_BYTES, CannotFetch, Entry, file_sha256, make_room, size_limit
+import msgspec
+
+from engine_agent.engines.artifacts import (
+    FREE_RESERVE_BYTES,
+    CannotFetch,
+    Entry,
+    acquire,
+    file_sha256,
+    make_room,
+    mark_damaged,
+    size_limit,
+)
+from engine_agent.engines.artifacts import LIMIT_VARIABLE as WEIGHTS_LIMIT
 from engine_agent.engines.base import CompileFolders
-from engine_agent.engines.builds.store import hold
+from engine_agent.engines.builds.store import entries, hold
 from engine_agent.engines.compile_cache import (
     DEFAULT_LIMIT_GIB,
     LIMIT_VARIABLE,
@@ -32,23 +47,30 @@ from engine_agent.engines.compile_cache import (
 from engine_agent.node.accounts import Account
 from engine_agent.node.downloads import Downloads, Fetch, NotThere
 from engine_agent.protocol.compile_caches import (
+    ARCHIVE_NAME,
     DIGEST_HEADER,
     MOST_CACHE_BYTES,
     PART_BYTES,
     UNPACKED_HEADER,
-    parse_unpacked,
+    CacheFacts,
 )
-from engine_agent.protocol.manifest import is_sha256
-from engine_agent.protocol.messages import NodeCache
+from engine_agent.protocol.messages import OFFERED_CACHES_MAX, NodeCache
 from engine_agent.protocol.strict_json import strict_loads
 
 log = logging.getLogger(__name__)
 
-FETCH_LIMIT_S = 120.0
-"""Then an engine starts without the cache: compiling may be faster."""
+COMPILED = "compiled"
+"""Of the machine's cache, next to `fetched`: compile caches, whose folders belong to the engines' account."""
+ARCHIVES = "compile-archives"
+"""Of the machine's cache: archives of caches that the control plane has stored, for other nodes."""
+ARCHIVES_SHARE = 4
+"""Archives may have this part of the room for caches: a quarter. The folders have the rest."""
+FETCH_LIMIT_S, PEERS_LIMIT_S = 120.0, 60.0
+"""Then an engine starts without the cache: compiling may be faster. Other nodes may take half of that time."""
 OFFER_EVERY_S, OFFER_LIMIT_S = 5.0, 600.0
 """A cell serves some seconds after its last rank is ready; the control plane accepts a cache only then."""
 BODY_BYTES_MAX = 4096
+NAME = "the compile cache"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +92,15 @@ class _Start:
     words: str = "looking for a compile cache"
     digest: str = ""
     bytes: int = 0
+    peer_bytes: int = 0
     is_prepared: bool = False
     is_used: bool = False
     was_empty: bool = False
 
 
 class NodeCaches:
-    """`account` is the engines' account, None if they run as the agent. `on_change` is called from another thread when
-    a start may continue."""
+    """`folder` has the caches of engines, next to it are the archives. `account` is the engines' account, None if they
+    run as the agent. `on_change` is called from another thread when a start may continue."""
 
     def __init__(
         self,
@@ -89,6 +112,7 @@ class NodeCaches:
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self.folder = folder
+        self._archives = folder.with_name(ARCHIVES)
         self._node_id, self._downloads, self._account = node_id, downloads, account
         self._on_change, self._now_s = on_change, now_s
         self._start: _Start | None = None
@@ -135,7 +159,17 @@ class NodeCaches:
 
     def report(self) -> tuple[NodeCache, ...]:
         start = self._start
-        return (NodeCache(start.key, start.words, start.digest, start.bytes),) if start is not None else ()
+        if start is None:
+            return ()
+        return (NodeCache(start.key, start.words, start.digest, start.bytes, start.peer_bytes),)
+
+    def offered(self) -> tuple[str, ...]:
+        """The archives that other nodes may fetch, by digest."""
+        try:
+            found = entries(self._archives)
+        except FileNotFoundError:
+            return ()
+        return tuple(entry.hex_digest for entry in found if entry.is_complete)[:OFFERED_CACHES_MAX]
 
     def close(self) -> None:
         self._closed.set()
@@ -179,29 +213,19 @@ class NodeCaches:
 
     def _fetch(self, start: _Start) -> None:
         """Fills the folder with the fleet's cache, if there is one."""
-        entry, archive, made = start.entry, start.entry.partial / "archive", start.entry.partial / "made"
-        unpacked = 0
-
-        def check_answer(answer: HTTPResponse) -> None:
-            nonlocal unpacked
-            digest, stated = answer.headers.get(DIGEST_HEADER, ""), parse_unpacked(answer.headers.get(UNPACKED_HEADER))
-            if answer.length is None or not is_sha256(digest) or stated is None:
-                raise ValueError("it sends a cache without length or digest")
-            make_room(entry, answer.length + stated, _limit())
-            start.digest, start.bytes, unpacked = digest, answer.length, stated
-
+        entry, made, until_s = start.entry, start.entry.partial / "made", self._now_s() + FETCH_LIMIT_S
         start.words = "fetching the compile cache"
         entry.partial.mkdir(mode=0o700, exist_ok=True)
-        fetch = Fetch(start.key, "the compile cache", 0, self._now_s, self._now_s() + FETCH_LIMIT_S)
         try:
-            make_room(entry, 0, _limit())  # removes older ones, also if this engine will compile
-            url = f"/agents/caches/{start.key}"
-            self._downloads.file(fetch, url, archive, MOST_CACHE_BYTES, attempts=1, on_answer=check_answer)
-            if (arrived := file_sha256(archive)) != start.digest:
-                raise BadCache(f"{arrived[:12]} arrived for {start.digest[:12]}")
-            unpack(archive, made, unpacked)
-            if self._account is not None:
-                give_to(made, self._account.uid, self._account.gid)
+            _make_room(entry, 0, _room())  # removes older ones, also if this engine will compile
+            facts = self._facts(start, until_s)
+            start.digest, start.bytes = facts.digest, facts.packed_bytes
+            _make_room(entry, facts.unpacked_bytes, _room())
+            archive = self._archive(start, facts, until_s)
+            try:
+                self._unpack(Entry(self._archives, facts.digest), made, facts)
+            finally:
+                os.close(archive)
             made.rename(entry.folder)
             start.words = "fetched from the fleet"
         except NotThere:
@@ -212,6 +236,45 @@ class NodeCaches:
             start.words = f"compiles: {str(error)[:300]}"
         finally:
             shutil.rmtree(entry.partial, ignore_errors=True)
+
+    def _facts(self, start: _Start, until_s: float) -> CacheFacts:
+        """Asks the control plane. Raises NotThere if the fleet has no cache for this start."""
+        stated, fetch = start.entry.partial / "facts", Fetch(start.key, NAME, 0, self._now_s, until_s)
+        self._downloads.file(fetch, f"/agents/caches/{start.key}", stated, BODY_BYTES_MAX, attempts=1)
+        try:
+            return msgspec.json.decode(stated.read_bytes(), type=CacheFacts)
+        except msgspec.DecodeError as error:
+            raise BadCache(f"its facts are malformed: {error}") from None
+
+    def _archive(self, start: _Start, facts: CacheFacts, until_s: float) -> int:
+        """Returns the descriptor of a lock on the archive of a cache, which other nodes or the control plane sent.
+        Raises CannotFetch if they did not."""
+        kept, peers_until_s = Entry(self._archives, facts.digest), min(until_s, self._now_s() + PEERS_LIMIT_S)
+        fetch = Fetch(facts.digest, NAME, 0, self._now_s, until_s, peers_until_s)
+
+        def fill() -> None:
+            files = _new_files(kept)
+            _make_room(kept, facts.packed_bytes, _limit() // ARCHIVES_SHARE)
+            wanted, sizes = {ARCHIVE_NAME: facts.digest}, {ARCHIVE_NAME: facts.packed_bytes}
+            self._downloads.files(fetch, f"/agents/caches/{start.key}", files, wanted, sizes, attempts=1)
+            _put_in_place(kept)
+
+        try:
+            return acquire(kept, fill, lambda: None)
+        except NotThere as error:  # its facts were there
+            raise CannotFetch(str(error)) from None
+        finally:
+            start.peer_bytes = fetch.peer_bytes
+
+    def _unpack(self, kept: Entry, made: Path, facts: CacheFacts) -> None:
+        """Raises BadCache if the archive is not what the control plane stated."""
+        archive = kept.folder / ARCHIVE_NAME
+        if (found := file_sha256(archive)) != facts.digest:  # it may have been on this disk for long
+            mark_damaged(kept.folder)
+            raise BadCache(f"{found[:12]} is on the disk for {facts.digest[:12]}")
+        unpack(archive, made, facts.unpacked_bytes)
+        if self._account is not None:
+            give_to(made, self._account.uid, self._account.gid)
 
     # --- after a start ------------------------------------------------------------------------------------------------
 
@@ -255,11 +318,27 @@ class NodeCaches:
                     with archive.open("rb") as file:
                         file.seek(following)
                         at, part = following, file.read(PART_BYTES)
+                self._keep(archive, packed)
                 start.words = "uploaded to the fleet"
                 return True
             except (OSError, HTTPException, ValueError) as error:
                 start.words = f"not uploaded yet: {server}: {error}"
         return False
+
+    def _keep(self, archive: Path, packed: PackedCache) -> None:
+        """Offers an archive to other nodes: the control plane has verified it and states its digest from now on."""
+        kept = Entry(self._archives, packed.digest)
+
+        def fill() -> None:
+            archive.replace(_new_files(kept) / ARCHIVE_NAME)
+            _make_room(kept, packed.packed_bytes, _limit() // ARCHIVES_SHARE)
+            _put_in_place(kept)
+
+        try:
+            os.close(acquire(kept, fill, lambda: None))
+        except (CannotFetch, OSError) as error:
+            log.info("a compile cache is not kept for other nodes: %s", error)
+            shutil.rmtree(kept.partial, ignore_errors=True)
 
     def _put(self, server: str, key: str, packed: PackedCache, at: int, part: bytes) -> tuple[int, dict[str, Any]]:
         headers = {}
@@ -274,8 +353,32 @@ class NodeCaches:
             return answer.status, body if isinstance(body, dict) else {}
 
 
-def _limit() -> int | None:
-    return size_limit(os.environ.get(LIMIT_VARIABLE) or DEFAULT_LIMIT_GIB)
+def _limit() -> int:
+    return size_limit(os.environ.get(LIMIT_VARIABLE) or DEFAULT_LIMIT_GIB) or 0
+
+
+def _room() -> int:
+    """Of the folders of engines, in bytes."""
+    return _limit() - _limit() // ARCHIVES_SHARE
+
+
+def _make_room(entry: Entry, total: int, limit: int) -> None:
+    try:
+        make_room(entry, total, limit)
+    except CannotFetch as error:
+        raise CannotFetch(str(error).replace(WEIGHTS_LIMIT, LIMIT_VARIABLE)) from None
+
+
+def _new_files(kept: Entry) -> Path:
+    """The folder for the file of an archive that is not complete. The caller holds its lock."""
+    files = kept.partial / "files"
+    files.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return files
+
+
+def _put_in_place(kept: Entry) -> None:
+    (kept.partial / "files").rename(kept.folder)
+    shutil.rmtree(kept.partial, ignore_errors=True)
 
 
 def _unproven(entry: Entry) -> Path:

@@ -1,5 +1,5 @@
-"""Downloads of a node: artifacts by digest, each in a thread. Their files come from other nodes that hold them, else
-from any server of the control plane, where they continue where an earlier attempt stopped. The agent downloads them
+"""Downloads of a node: artifacts by digest, in threads. Their files come from other nodes that hold them, else from any
+server of the control plane, where they continue where an earlier attempt stopped. The agent downloads them
 itself, because its engines must neither have its credential nor be able to change what other engines run."""
 
 import contextlib
@@ -58,14 +58,22 @@ class NotThere(CannotFetch):
 
 class Fetch:
     """One artifact on its way. `name`: as errors and the progress name it; `whole`: its bytes once they are unpacked,
-    0 for one that is not packed; `until_s`: when it is given up. `peer_bytes`: what came from other nodes."""
+    0 for one that is not packed; `until_s`: when it is given up; `peers_until_s`: until when other nodes may send it.
+    `peer_bytes`: what came from other nodes."""
 
     def __init__(
-        self, digest: str, name: str, whole: int, now_s: Callable[[], float], until_s: float = math.inf
+        self,
+        digest: str,
+        name: str,
+        whole: int,
+        now_s: Callable[[], float],
+        until_s: float = math.inf,
+        peers_until_s: float = math.inf,
     ) -> None:
         self.digest = digest
         self.name = name
         self.until_s = until_s
+        self.peers_until_s = peers_until_s
         self.trouble = ""
         self.is_over = False
         self.arrived = Arrived()
@@ -156,7 +164,16 @@ class Downloads:
 
     # --- from the control plane ---------------------------------------------------------------------------------------
 
-    def files(self, fetch: Fetch, url: str, folder: Path, wanted: Mapping[str, str], sizes: Mapping[str, int]) -> None:
+    def files(
+        self,
+        fetch: Fetch,
+        url: str,
+        folder: Path,
+        wanted: Mapping[str, str],
+        sizes: Mapping[str, int],
+        *,
+        attempts: int = ATTEMPTS,
+    ) -> None:
         """Completes a folder with the files of an artifact, from nodes that hold it or from below `url` on the control
         plane's servers. `wanted`: SHA-256 by name; `sizes`: the most bytes by name. Raises CannotFetch if one does not
         arrive undamaged."""
@@ -167,25 +184,15 @@ class Downloads:
                 if _is_whole(path, digest) or self._from_peers(fetch, folder, name, digest, sizes[name]):
                     break
                 path.unlink(missing_ok=True)
-                self.file(fetch, f"{url}/{quote(name)}", path, sizes[name])
+                self.file(fetch, f"{url}/{quote(name)}", path, sizes[name], attempts=attempts)
             else:
                 if not _is_whole(path, digest):
                     path.unlink(missing_ok=True)
                     raise CannotFetch(f"{fetch.name} arrives damaged: {name} differs from its manifest")
 
-    def file(
-        self,
-        fetch: Fetch,
-        url: str,
-        path: Path,
-        most_bytes: int,
-        *,
-        attempts: int = ATTEMPTS,
-        on_answer: Callable[[HTTPResponse], None] = lambda _: None,
-    ) -> None:
+    def file(self, fetch: Fetch, url: str, path: Path, most_bytes: int, *, attempts: int = ATTEMPTS) -> None:
         """Downloads `url`, a path on the control plane's servers, to a file, from where an earlier attempt stopped.
-        Raises CannotFetch if no server has it, or it does not arrive. `on_answer` sees each answer before its body; it
-        raises ValueError to refuse it."""
+        Raises CannotFetch if no server has it, or it does not arrive."""
         failures = 0
         coming = path.with_name(f"{path.name}.coming")
         pause_s, busy_until_s = FIRST_PAUSE_S, self._now_s() + BUSY_LIMIT_S
@@ -194,7 +201,7 @@ class Downloads:
             troubles, wait_s, missing = list[str](), 0.0, 0
             for server in self.servers:
                 try:
-                    self._append(server, fetch, url, coming, most_bytes, on_answer)
+                    self._append(server, fetch, url, coming, most_bytes)
                     coming.replace(path)
                     return
                 except (OSError, HTTPException, ValueError) as error:
@@ -234,29 +241,27 @@ class Downloads:
         finally:
             connection.close()
 
-    def _append(
-        self,
-        server: str,
-        fetch: Fetch,
-        url: str,
-        coming: Path,
-        most_bytes: int,
-        on_answer: Callable[[HTTPResponse], None],
-    ) -> None:
+    def _append(self, server: str, fetch: Fetch, url: str, coming: Path, most_bytes: int) -> None:
         at = coming.stat().st_size if coming.exists() else 0
         with self.request(server, "GET", url, {"Range": f"bytes={at}-"} if at else {}) as answer:
             if answer.status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 coming.unlink(missing_ok=True)
                 raise _RetryLater("it has another file")
             _check_answer(answer)
-            on_answer(answer)
             if answer.status == HTTPStatus.OK and at:
                 coming.unlink()
                 at = 0
             self._receive(answer, fetch, coming, most_bytes - at)
 
     def _receive(
-        self, answer: HTTPResponse, fetch: Fetch, to: Path, most_bytes: int, least_bytes_per_s: float = 0.0
+        self,
+        answer: HTTPResponse,
+        fetch: Fetch,
+        to: Path,
+        most_bytes: int,
+        *,
+        least_bytes_per_s: float = 0.0,
+        until_s: float = math.inf,
     ) -> None:
         left = answer.length
         if left is None or left > most_bytes:
@@ -268,6 +273,8 @@ class Downloads:
                 left, count = left - len(chunk), count + len(chunk)
                 fetch.arrived.add(len(chunk))
                 self.check_open(fetch)
+                if self._now_s() > until_s:
+                    raise ValueError("it does not send all of it in time")
                 if self._now_s() - since_s >= PEER_LIMIT_S:
                     if count < least_bytes_per_s * PEER_LIMIT_S:
                         raise ValueError(f"it sends {count / PEER_LIMIT_S:.0f} bytes per second")
@@ -337,14 +344,16 @@ class Downloads:
                 return False
             if answer.status != HTTPStatus.OK:
                 raise ValueError(f"it answered {answer.status}")
-            self._receive(answer, fetch, to, most_bytes, PEER_LEAST_BYTES_PER_S)
+            limits = {"least_bytes_per_s": PEER_LEAST_BYTES_PER_S, "until_s": fetch.peers_until_s}
+            self._receive(answer, fetch, to, most_bytes, **limits)
         finally:
             connection.close()
         return True
 
     def _holders(self, fetch: Fetch) -> tuple[Holder, ...]:
         """The nodes that may be asked, as the control plane last named them."""
-        if not self._identity.has_certificate or len(fetch.bad_peers) >= MOST_BAD_PEERS:
+        is_late = self._now_s() > fetch.peers_until_s
+        if is_late or not self._identity.has_certificate or len(fetch.bad_peers) >= MOST_BAD_PEERS:
             return ()
         if self._now_s() >= fetch.ask_at_s:
             fetch.ask_at_s = self._now_s() + HOLDERS_AFTER_ERROR_S

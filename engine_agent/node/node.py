@@ -18,7 +18,7 @@ from engine_agent.engines.compile_cache import CompilePlace, compile_key, with_c
 from engine_agent.engines.registry import check_plan, check_role, engine_adapter
 from engine_agent.node import procfs, watch
 from engine_agent.node.accounts import Service, open_way, service_account
-from engine_agent.node.builds import NodeBuilds
+from engine_agent.node.builds import BUILDS, NodeBuilds
 from engine_agent.node.compile_caches import NodeCaches
 from engine_agent.node.devices import DeviceTurn, InstanceCheck, own_devices, with_device_share, with_devices
 from engine_agent.node.downloads import Downloads
@@ -50,7 +50,7 @@ from engine_agent.node.prefetching import Prefetching
 from engine_agent.node.processes import ProcessEnd, Processes, end_reason, ended_fault, not_started_fault
 from engine_agent.node.record import JOURNAL_FILE, FailureRecord, NodeRecord, ProcessRecord, newest_record, with_order
 from engine_agent.node.telemetry.fault_logs import runtime_faults
-from engine_agent.node.weights import NodeWeights, local_plan
+from engine_agent.node.weights import WEIGHTS, NodeWeights, local_plan
 from engine_agent.protocol.fingerprint import Fingerprint, fingerprint_from
 from engine_agent.protocol.messages import Accelerator, Assignment, Desired, EnginePlan, Fault, Prefetched, StepTimes
 from engine_agent.protocol.states import MemberRole
@@ -59,8 +59,6 @@ log = logging.getLogger(__name__)
 
 EVIDENCE_LINES = 20
 CONFIGURE_TIMEOUT_S = 1.0
-BUILDS, WEIGHTS = "builds", "weights"
-"""Of the machine's cache, next to `fetched`. Engines cannot write to them."""
 
 
 class LocalNode:

@@ -1,6 +1,6 @@
-"""Serves this machine's weights and engine builds to other nodes of the fleet, so that they need not come from the
-control plane or a bucket again. It sends only files that the agent itself fetched, and only to nodes with a valid
-certificate. The receiver verifies each file."""
+"""Serves this machine's weights, engine builds and archives of compile caches to other nodes of the fleet, so that they
+need not come from the control plane or a bucket again. It sends only files that the agent itself fetched or packed, and
+only to nodes with a valid certificate. The receiver verifies each file."""
 
 import asyncio
 import logging
@@ -17,7 +17,10 @@ from urllib.parse import unquote
 
 from engine_agent.engines.artifacts import Entry
 from engine_agent.engines.builds.store import parts_entry, parts_folder
+from engine_agent.node.builds import BUILDS
+from engine_agent.node.compile_caches import ARCHIVES
 from engine_agent.node.identity import Identity
+from engine_agent.node.weights import WEIGHTS
 from engine_agent.protocol.identity import BadName, IdentityKind, peer_name
 from engine_agent.protocol.manifest import MANIFEST_NAME, is_sha256, wrong_path
 
@@ -34,15 +37,17 @@ NO_CERTIFICATE_S, TRY_AGAIN_S = 1.0, 30.0
 log = logging.getLogger(__name__)
 
 
-def offered_file(url: str, weights: Path, builds: Path) -> BinaryIO | None:
+def offered_file(url: str, cache: Path) -> BinaryIO | None:
     """The open file of a request for `/SHA256/NAME`; None if this machine has no such artifact, or it has no such file.
-    `weights` and `builds`: folders of the agent, which engines cannot change."""
+    `cache`: the machine's, of which only folders that engines cannot change are read."""
     hex_digest, _, quoted = url.removeprefix("/").partition("/")
     name = unquote(quoted)
     if not is_sha256(hex_digest) or (name != MANIFEST_NAME and (not name or wrong_path(name))):
         return None
-    entry, build = Entry(weights, hex_digest), Entry(builds, hex_digest)
-    for folder in (entry.folder, entry.partial / "files", parts_folder(build), parts_entry(build).folder):
+    build = Entry(cache / BUILDS, hex_digest)
+    whole = (Entry(cache / kind, hex_digest) for kind in (WEIGHTS, ARCHIVES))
+    arrived = (folder for entry in whole for folder in (entry.folder, entry.partial / "files"))
+    for folder in (*arrived, parts_folder(build), parts_entry(build).folder):
         with suppress(OSError):
             if (folder / name).resolve(strict=True) != folder.resolve() / name:
                 continue
@@ -54,11 +59,11 @@ def offered_file(url: str, weights: Path, builds: Path) -> BinaryIO | None:
     return None
 
 
-async def serve_peers(host: str, port: int, identity: Identity, weights: Path, builds: Path) -> None:
+async def serve_peers(host: str, port: int, identity: Identity, cache: Path) -> None:
     """Until cancelled, as soon as there is a certificate."""
     while True:
         try:
-            server = PeerServer(host, port, identity, weights, builds)
+            server = PeerServer(host, port, identity, cache)
         except FileNotFoundError:
             await asyncio.sleep(NO_CERTIFICATE_S)
         except (OSError, ValueError) as error:
@@ -75,8 +80,8 @@ class PeerServer:
     """Each connection has a thread and one answer. Raises FileNotFoundError without a certificate or authorities, and
     OSError if the port is taken."""
 
-    def __init__(self, host: str, port: int, identity: Identity, weights: Path, builds: Path) -> None:
-        self._weights, self._builds = weights, builds
+    def __init__(self, host: str, port: int, identity: Identity, cache: Path) -> None:
+        self._cache = cache
         self._fleet, self._context = identity.fleet(), identity.server_context()
         self._connections = threading.BoundedSemaphore(CONNECTIONS_AT_ONCE)
         self._uploads = threading.BoundedSemaphore(UPLOADS_AT_ONCE)
@@ -119,7 +124,7 @@ class PeerServer:
             link.sendall(_head("403 Forbidden"))
             return
         method, _, rest = _read_head(link).partition(" ")
-        file = offered_file(rest.partition(" ")[0], self._weights, self._builds) if method == "GET" else None
+        file = offered_file(rest.partition(" ")[0], self._cache) if method == "GET" else None
         if file is None:
             link.sendall(_head("404 Not Found"))
             return

@@ -38,6 +38,8 @@ from engine_agent.protocol.manifest import (
 )
 from engine_agent.protocol.messages import NODE_ARTIFACTS_MAX, Artifact, EnginePlan, NodeArtifact, PlanAdapter
 
+WEIGHTS = "weights"
+"""Of the machine's cache, next to `fetched`. Engines cannot write to it."""
 TRY_PEERS_EVERY_S = 60.0
 """A start has several passes."""
 SIZES_NAME = "sizes.json"

@@ -1,7 +1,8 @@
 """Compile caches between agents and the control plane, over HTTP at `/agents/caches/KEY`. An agent names the cache of
 its own start; the control plane adds model version, instance type and rank, which it knows itself.
 
-- `GET`: the archive with its digest, or 404.
+- `GET`: its facts (`CacheFacts`) as JSON, or 404. `GET /agents/caches/KEY/archive`: its archive, which other nodes may
+  have as well. Its digest comes from the control plane alone, and only once it has verified and stored the archive.
 - `PUT` of the parts, in order: 200 with `next`, the byte that must follow. Without a body it only asks; with
   `Content-Range: bytes */TOTAL` it then ends the upload, and `next` is TOTAL once the cache is stored.
 
@@ -10,15 +11,27 @@ its own start; the control plane adds model version, instance type and rank, whi
 
 import re
 from dataclasses import dataclass
+from typing import Annotated
+
+from msgspec import Meta, Struct
 
 PART_BYTES = 4 * 1024 * 1024
 """The longest body that the control plane takes from an agent."""
 DIGEST_HEADER = "X-Content-SHA256"
 UNPACKED_HEADER = "X-Unpacked-Bytes"
+ARCHIVE_NAME = "archive"
 MOST_CACHE_BYTES = 64 * 1024**3
 _RANGE = re.compile(r"bytes ([0-9]{1,12})-([0-9]{1,12})/([0-9]{1,12})")
 _END = re.compile(r"bytes \*/([0-9]{1,12})")
 _NUMBER = re.compile(r"[0-9]{1,12}")
+
+
+class CacheFacts(Struct, frozen=True):
+    """A stored cache. `digest`: SHA-256 of its archive, in hexadecimal."""
+
+    digest: Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+    packed_bytes: Annotated[int, Meta(gt=0, le=MOST_CACHE_BYTES)]
+    unpacked_bytes: Annotated[int, Meta(gt=0, le=MOST_CACHE_BYTES)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -439,14 +439,16 @@ class NodeBuild(Struct, frozen=True, omit_defaults=True):
 
 class NodeCache(Struct, frozen=True, omit_defaults=True):
     """The compile cache of a node's latest start. `state`: what became of it, in words. `digest` and `packed_bytes`: of
-    the archive that was fetched or uploaded."""
+    the archive that was fetched or uploaded; `peer_bytes`: how much of it came from other nodes."""
 
     key: Annotated[str, Meta(max_length=64)]
     state: Annotated[str, Meta(max_length=400)]
     digest: Annotated[str, Meta(max_length=64)] = ""
     packed_bytes: int = 0
+    peer_bytes: int = 0
 
 
+OFFERED_CACHES_MAX = 64
 NODE_ARTIFACTS_MAX = 64
 
 
@@ -489,7 +491,8 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     `accelerator_trouble`: by maker, why its devices may be out of date or missing. `refused_order`: why the last
     rejected order was rejected. `journal_error`: why the agent cannot write its journal. `notices`: notices of the
     machine's cloud, one of each kind; None if it is in no cloud or its metadata cannot be read. `checks` None: no deep
-    checks yet. `network`: EFA devices. `prefetched` None: the agent's release fetches nothing in advance."""
+    checks yet. `network`: EFA devices. `offered_caches`: SHA-256, in hexadecimal, of archives of compile caches that
+    other nodes may fetch. `prefetched` None: the agent's release fetches nothing in advance."""
 
     host_cpu_percent: float | None = None
     host_memory_used_bytes: int | None = None
@@ -505,6 +508,7 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     network: Annotated[tuple[NetworkDevice, ...], Meta(max_length=64)] = ()
     builds: Annotated[tuple[NodeBuild, ...], Meta(max_length=NODE_BUILDS_MAX)] = ()
     compile_caches: Annotated[tuple[NodeCache, ...], Meta(max_length=1)] = ()
+    offered_caches: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=OFFERED_CACHES_MAX)] = ()
     prefetched: Prefetched | None = None
 
 

@@ -26,6 +26,7 @@ from engine_agent.protocol.compile_caches import (
     DIGEST_HEADER,
     PART_BYTES,
     UNPACKED_HEADER,
+    CacheFacts,
     parse_end,
     parse_range,
     parse_unpacked,
@@ -62,6 +63,7 @@ from kernel.rest.throttling import count_request
 from models_registry.artifacts.planner import parse_place
 from models_registry.artifacts.services import SourceTrouble
 from models_registry.builds.selectors import build_file
+from models_registry.compile_caches.models import CompileCache
 from models_registry.compile_caches.selectors import CachePlace, cache_find, cache_room_bytes
 from models_registry.compile_caches.services import (
     BadUpload,
@@ -166,8 +168,8 @@ def artifact(request: HttpRequest, digest: str, name: str = "") -> HttpResponseB
 
 @require_GET
 def holders(request: HttpRequest, digest: str) -> HttpResponseBase:
-    """`GET /agents/holders/SHA256`: nodes that hold an engine build or weights and from which the calling node may
-    fetch them, as JSON. 403, 429."""
+    """`GET /agents/holders/SHA256`: nodes that hold a build, weights or the archive of a compile cache, from which the
+    calling node may fetch it, as JSON. 403, 429."""
     if isinstance(node := _calling_node(request, "agent-holders", HOLDERS_PER_MIN), HttpResponse):
         return node
     found = holders_of(digest, node) if is_sha256(digest) else ()
@@ -205,9 +207,41 @@ CACHE_REFUSALS: Mapping[type[Refusal], int] = {BadUpload: 400, Conflict: 409, To
 
 @csrf_exempt  # agents send a credential, never a cookie
 @require_http_methods(["GET", "PUT"])
-def compile_cache(request: HttpRequest, key: str) -> HttpResponseBase:
+def compile_cache(request: HttpRequest, key: str) -> HttpResponse:
     """`GET` and `PUT /agents/caches/KEY` by the credential of a node in a cell, as in
     `engine_agent.protocol.compile_caches`. 400, 403, 404, 409, 413, 425, 429."""
+    place = _cache_caller(request, key)
+    if isinstance(place, HttpResponse):
+        return place
+    if request.method == "GET":
+        if (row := _cache_for(place, key)) is None:
+            return _no_cache()
+        cache_use(row, now=clock.now())
+        digest = row.digest.removeprefix(DIGEST_PREFIX)
+        return JsonResponse(msgspec.to_builtins(CacheFacts(digest, row.packed_bytes, row.unpacked_bytes)))
+    try:
+        return JsonResponse({"next": _store_part(request, place, key)})
+    except Refusal as refusal:
+        return JsonResponse({"error": str(refusal)}, status=CACHE_REFUSALS.get(type(refusal), 400))
+
+
+@require_GET
+def cache_archive(request: HttpRequest, key: str) -> HttpResponseBase:
+    """`GET /agents/caches/KEY/archive` by the credential of a node in a cell that may have this cache. 403, 404, 429,
+    503."""
+    place = _cache_caller(request, key)
+    if isinstance(place, HttpResponse):
+        return place
+    row = _cache_for(place, key)
+    try:
+        found = cache_open(row.digest) if row is not None else None
+    except (BadArtifact, SourceTrouble) as error:
+        return JsonResponse({"error": str(error)}, status=HTTPStatus.SERVICE_UNAVAILABLE)
+    return _stream(*found, 0, "application/octet-stream", {}) if found is not None else _no_cache()
+
+
+def _cache_caller(request: HttpRequest, key: str) -> CachePlace | HttpResponse:
+    """The place of the node that calls, or why it may share no caches now."""
     network = client_network(str(request.META.get("REMOTE_ADDR", "")))
     rate = count_request("agent-cache", network, CACHE_REQUESTS_PER_MIN)
     if rate is not None and rate.count > rate.limit:
@@ -219,28 +253,17 @@ def compile_cache(request: HttpRequest, key: str) -> HttpResponseBase:
     if place is None or not is_sha256(key) or cache_room_bytes() == 0:
         message = "only nodes in a cell may share compile caches" if cache_room_bytes() else "none are shared here"
         return JsonResponse({"error": message}, status=403)
-    if request.method == "GET":
-        return _cache_download(place, key)
-    try:
-        return JsonResponse({"next": _store_part(request, place, key)})
-    except Refusal as refusal:
-        return JsonResponse({"error": str(refusal)}, status=CACHE_REFUSALS.get(type(refusal), 400))
+    return place
 
 
-def _cache_download(place: CachePlace, key: str) -> HttpResponseBase:
+def _cache_for(place: CachePlace, key: str) -> CompileCache | None:
+    """The cache that this node may have, unless the node that compiled it is under suspicion."""
     row = cache_find(place, key)
-    try:
-        found = cache_open(row.digest) if row is not None and not is_under_suspicion(row.node) else None
-    except (BadArtifact, SourceTrouble) as error:
-        return JsonResponse({"error": str(error)}, status=HTTPStatus.SERVICE_UNAVAILABLE)
-    if row is None or found is None:
-        return JsonResponse({"error": "there is no compile cache for it"}, status=404)
-    digest = row.digest.removeprefix(DIGEST_PREFIX)
-    headers = {DIGEST_HEADER: digest, UNPACKED_HEADER: str(row.unpacked_bytes)}
-    answer = _stream(*found, 0, "application/octet-stream", headers)
-    if answer.status_code == HTTPStatus.OK:
-        cache_use(row, now=clock.now())
-    return answer
+    return row if row is not None and not is_under_suspicion(row.node) else None
+
+
+def _no_cache() -> JsonResponse:
+    return JsonResponse({"error": "there is no compile cache for it"}, status=404)
 
 
 def _store_part(request: HttpRequest, place: CachePlace, key: str) -> int:

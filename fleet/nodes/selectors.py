@@ -250,7 +250,8 @@ def _log_request(node: Node) -> LogRequest | None:
 
 
 def holders_of(hex_digest: str, node_id: str) -> tuple[Holder, ...]:
-    """The nodes from which this one should fetch weights or a build, by reports of the last seconds."""
+    """The nodes from which this one should fetch weights, a build or a compile cache, by reports of the last
+    seconds."""
     own = Node.objects.filter(id=node_id).only("region_id", "address").first()
     if own is None:
         return ()
@@ -262,8 +263,9 @@ def holders_of(hex_digest: str, node_id: str) -> tuple[Holder, ...]:
 def _holder_views(region: str, digest: str, _moment: int) -> tuple[HolderView, ...]:
     """One query for all nodes that ask in these seconds: it reads the reports of a region."""
     weights = Q(telemetry__contains={"prefetched": {"artifacts": [{"digest": digest, "is_offered": True}]}})
+    archives = Q(telemetry__contains={"offered_caches": [digest.removeprefix(DIGEST_PREFIX)]})
     rows = NodeReport.objects.filter(
-        weights | Q(telemetry__contains={"builds": [{"digest": digest}]}),
+        weights | archives | Q(telemetry__contains={"builds": [{"digest": digest}]}),
         connected=True,
         node__region=region,
         node__state=NodeState.READY.value,
@@ -279,7 +281,7 @@ def _holder_view(row: NodeReport, digest: str) -> HolderView:
         region=row.node.region_id,
         address=row.node.address,
         port_base=row.node.port_base,
-        is_whole=any(each["digest"] == digest and not each.get("fetching") for each in kept),
+        is_whole=not any(each["digest"] == digest and each.get("fetching") for each in kept),
         is_ready=row.node.state == NodeState.READY.value,
         is_leaving=row.node.cordoned or (member is not None and member.cell.state == CellState.DRAINING.value),
     )

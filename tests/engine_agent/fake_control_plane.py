@@ -166,18 +166,20 @@ class FakeControlPlane:
         await send({"type": "http.response.body", "body": content})
 
     async def _share_cache(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        key, headers = scope["path"].rpartition("/")[2], dict(scope["headers"])
+        _, _, _, key, *archive = scope["path"].split("/")
+        headers = dict(scope["headers"])
         if self.caches is None:
             await _answer(send, 403, {"error": "none are shared here"})
+        elif scope["method"] == "GET" and key not in self.caches:
+            await _answer(send, 404, {"error": "there is no compile cache for it"})
+        elif scope["method"] == "GET" and not archive:
+            digest, unpacked, content = self.caches[key]
+            await _answer(send, 200, {"digest": digest, "packed_bytes": len(content), "unpacked_bytes": unpacked})
         elif scope["method"] == "GET":
-            digest, unpacked, content = self.caches.get(key, ("", 0, b""))
-            stated = {
-                "content-length": f"{len(content)}",
-                "x-content-sha256": digest,
-                "x-unpacked-bytes": f"{unpacked}",
-            }
-            fields = [(name.encode(), value.encode()) for name, value in stated.items()]
-            await send({"type": "http.response.start", "status": 200 if content else 404, "headers": fields})
+            content = self.caches[key][2]
+            self.sent_bytes += len(content)
+            length = [(b"content-length", str(len(content)).encode())]
+            await send({"type": "http.response.start", "status": 200, "headers": length})
             await send({"type": "http.response.body", "body": content})
         else:
             body, more = b"", True
@@ -245,6 +247,7 @@ def _bearer(scope: dict[str, Any]) -> str:
 
 
 async def _answer(send: Any, status: int, body: object) -> None:
-    headers = [(b"content-type", b"application/json")]
+    content = json.dumps(body).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(content)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
+    await send({"type": "http.response.body", "body": content})

@@ -24,7 +24,7 @@ from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.launch import NodePlace
 from engine_agent.node.node import LocalNode
 from engine_agent.node.planning.node import StartEngine, StopEngine
-from engine_agent.protocol.compile_caches import DIGEST_HEADER, UNPACKED_HEADER, parse_range, parse_unpacked
+from engine_agent.protocol.compile_caches import parse_range, parse_unpacked
 from engine_agent.protocol.messages import Artifact, EnginePlan
 from engine_agent.protocol.states import AgentKind
 from tests.engine_agent.fake_control_plane import eventually
@@ -48,12 +48,14 @@ class Fleet:
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                fleet.requests.append("GET")
+                is_archive = self.path.endswith("/archive")
+                fleet.requests.append("archive" if is_archive else "facts")
                 if fleet.refusal or fleet.cache is None:
                     self._answer(fleet.refusal or 404)
                     return
                 digest, unpacked, content = fleet.cache
-                self._answer(200, content, {DIGEST_HEADER: digest, UNPACKED_HEADER: str(unpacked)})
+                facts = {"digest": digest, "packed_bytes": len(content), "unpacked_bytes": unpacked}
+                self._answer(200, content if is_archive else json.dumps(facts).encode())
 
             def do_PUT(self) -> None:
                 fleet.requests.append("PUT")
@@ -66,10 +68,9 @@ class Fleet:
                     fleet.parts.append(part)
                 self._answer(200, json.dumps({"next": sum(map(len, fleet.parts))}).encode())
 
-            def _answer(self, status: int, body: bytes = b"{}", headers: dict[str, str] | None = None) -> None:
+            def _answer(self, status: int, body: bytes = b"{}") -> None:
                 self.send_response(status)
-                for name, value in {"Content-Length": str(len(body)), **(headers or {})}.items():
-                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
 
@@ -150,6 +151,7 @@ def test_the_first_engine_compiles_and_uploads_and_the_next_node_starts_with_it(
     os.close(held.lock)
     assert first.state == "uploaded to the fleet"
     [report] = first.caches.report()
+    assert first.caches.offered() == (report.digest,)
     content = b"".join(fleet.parts)
     assert (hashlib.sha256(content).hexdigest(), len(content)) == (report.digest, report.packed_bytes)
     fleet.cache = (report.digest, 1000, content)
@@ -163,7 +165,7 @@ def test_the_first_engine_compiles_and_uploads_and_the_next_node_starts_with_it(
     assert len(fleet.requests) == requests
 
 
-@pytest.mark.parametrize("damage", ["digest", "content", "size", "status", "unreachable"])
+@pytest.mark.parametrize("damage", ["digest", "content", "size", "facts", "status", "unreachable"])
 def test_a_bad_or_missing_cache_only_means_a_start_without_it(damage: str, fleet: Fleet, tmp_path: Path) -> None:
     stored(fleet, tmp_path)
     assert fleet.cache is not None
@@ -176,14 +178,17 @@ def test_a_bad_or_missing_cache_only_means_a_start_without_it(damage: str, fleet
             fleet.cache = (hashlib.sha256(wrong).hexdigest(), size, wrong)
         case "size":
             fleet.cache = (digest, 3, content)
+        case "facts":
+            fleet.cache = ("../../etc/passwd", size, content)
         case "status":
             fleet.refusal = 503
     url = "http://127.0.0.1:9" if damage == "unreachable" else fleet.url
     node = Caches(url, tmp_path)
     held = node.start()
     assert list(held.folder.iterdir()) == []
-    arrived = damage in ("digest", "content", "size")
-    reason = "of the fleet is damaged: " if arrived else f"does not arrive: {url}: "
+    is_archive = damage in ("content", "size", "facts")
+    reason = {"digest": "arrives damaged: "}.get(damage, f"does not arrive: {url}: ")
+    reason = "of the fleet is damaged: " if is_archive else reason
     assert node.state.startswith(f"compiles: the compile cache {reason}")
     os.close(held.lock)
 
@@ -193,7 +198,7 @@ def test_an_engine_that_did_not_become_ready_starts_without_that_cache(fleet: Fl
     node = Caches(fleet.url, tmp_path)
     os.close(node.start().lock)
     held = node.start()
-    assert (list(held.folder.iterdir()), fleet.requests) == ([], ["GET"])
+    assert (list(held.folder.iterdir()), fleet.requests) == ([], ["facts", "archive"])
     assert "the last engine with this cache did not become ready" in node.state
     compile_into(held)
     node.caches.is_good()

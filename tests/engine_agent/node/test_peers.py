@@ -1,10 +1,12 @@
-"""Nodes give each other weights and builds before the control plane or a bucket does. A node that lies, is slow, hangs
-or is revoked costs a little time and nothing else; only nodes of the fleet get anything, and only artifacts."""
+"""Nodes give each other weights, builds and compile caches before the control plane or a bucket does. A node that lies,
+is slow, hangs or is revoked costs a little time and nothing else; only nodes of the fleet get anything, and only
+artifacts."""
 
 import asyncio
 import contextlib
 import json
 import os
+import shutil
 import socket
 import ssl
 import threading
@@ -18,10 +20,13 @@ from msgspec import structs
 from engine_agent.engines import s3_artifact
 from engine_agent.engines.artifacts import entry_of
 from engine_agent.engines.builds.store import parts_folder
-from engine_agent.node import downloads, peers
+from engine_agent.engines.compile_cache import pack
+from engine_agent.node import compile_caches, downloads, peers
+from engine_agent.node.compile_caches import COMPILED, NodeCaches
 from engine_agent.node.enrolment import node_connection
 from engine_agent.node.identity import Identity
 from engine_agent.node.peers import PeerServer, offered_file, serve_peers
+from engine_agent.protocol.compile_caches import ARCHIVE_NAME
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.messages import Holder, Prefetch
 from engine_agent.protocol.ports import ARTIFACTS
@@ -29,6 +34,7 @@ from tests.engine_agent.authority import FleetOfTests
 from tests.engine_agent.engines.builds.packed import ordered, small_build
 from tests.engine_agent.engines.s3_server import BUCKET, empty_bucket, s3_server, upload
 from tests.engine_agent.fake_control_plane import FakeControlPlane
+from tests.engine_agent.node.test_compile_caches import FOLDERS, KEY, compile_into
 from tests.engine_agent.node.test_weights import Node, content, plan, stated
 from tests.models_registry.rows import artifact
 from tests.ports import free_port
@@ -63,7 +69,7 @@ class Fleet:
 
     def serve(self, name: str) -> Holder:
         port, home = free_port(), self.home / name
-        server = PeerServer("127.0.0.1", port, self.identities[name], home / "weights", home / "builds")
+        server = PeerServer("127.0.0.1", port, self.identities[name], home)
         self.open.callback(server.close)
         return self.named(name, port)
 
@@ -137,6 +143,112 @@ async def test_a_build_comes_from_a_node_that_unpacked_it(fleet: Fleet, tmp_path
     [report] = second.builds.report()
     sent = sum(path.stat().st_size for path in parts_folder(entry_of(build.digest, second.home / "builds")).iterdir())
     assert report.peer_bytes == sent - (fleet.plane.builds / "manifest.json").stat().st_size
+
+
+class CachedStart:
+    """A node's start of an engine that compiles."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        self.caches = NodeCaches(node.home / COMPILED, node.home.name, node.downloads, node._wake)
+
+    async def prepared(self) -> bytes:
+        """What another engine compiled; empty if this one must compile."""
+        self.caches.prepare(KEY, FOLDERS)
+        await self._node.ended()
+        held = self.caches.obtain()
+        os.close(held.lock)
+        compiled = held.folder / "triton" / "kernel"
+        return compiled.read_bytes() if compiled.exists() else b""
+
+    async def compile(self) -> None:
+        assert await self.prepared() == b""
+        held = self.caches.obtain()
+        compile_into(held, MACHINE_CODE)
+        os.close(held.lock)
+        self.caches.is_good()
+        self.caches.offer()
+        await self._node.ended()
+
+    @property
+    def peer_bytes(self) -> int:
+        [report] = self.caches.report()
+        return report.peer_bytes
+
+
+MACHINE_CODE = os.urandom(100_000)
+
+
+@pytest.mark.asyncio
+async def test_a_compile_cache_comes_from_a_node_once_the_control_plane_has_it(fleet: Fleet) -> None:
+    fleet.plane.caches = {}
+    first, second, third = (CachedStart(fleet.node(name)) for name in ("n-1", "n-2", "n-3"))
+    assert (await second.prepared(), second.caches.offered()) == (b"", ())
+    await first.compile()
+    [(digest, _, content)] = fleet.plane.caches.values()
+    assert first.caches.offered() == (digest,)
+    fleet.serve("n-1")
+    assert await third.prepared() == MACHINE_CODE
+    assert (third.peer_bytes, fleet.plane.sent_bytes) == (len(content), 0)
+    assert third.caches.offered() == (digest,)
+    fleet.plane.caches.clear()  # an admin deleted it: its digest is unknown, and no node is asked
+    fourth = CachedStart(fleet.node("n-4"))
+    assert await fourth.prepared() == b""
+
+
+@pytest.mark.asyncio
+async def test_the_archive_of_a_machine_is_checked_again_and_fetched_once(fleet: Fleet, tmp_path: Path) -> None:
+    fleet.plane.caches = {}
+    await CachedStart(fleet.node("n-1")).compile()
+    [(digest, _, content)] = fleet.plane.caches.values()
+    node = fleet.node("n-2")
+    assert await CachedStart(node).prepared() == MACHINE_CODE
+    shutil.rmtree(node.home / COMPILED)
+    assert await CachedStart(node).prepared() == MACHINE_CODE
+    assert fleet.plane.sent_bytes == len(content)
+    shutil.rmtree(node.home / COMPILED)
+    (node.home / compile_caches.ARCHIVES / digest / ARCHIVE_NAME).write_bytes(b"other code")
+    damaged = CachedStart(node)
+    assert (await damaged.prepared(), damaged.caches.offered()) == (b"", ())
+    shutil.rmtree(node.home / COMPILED)
+    assert await CachedStart(node).prepared() == MACHINE_CODE
+
+
+@pytest.mark.asyncio
+async def test_code_of_a_compromised_node_never_reaches_an_engine(fleet: Fleet) -> None:
+    fleet.plane.caches = {}
+    first = CachedStart(fleet.node("n-1"))
+    await first.compile()
+    fleet.serve("n-1")
+    [offered] = (fleet.home / "n-1" / compile_caches.ARCHIVES).glob("*/" + ARCHIVE_NAME)
+    poison = pack(poisoned(fleet.home / "made"), ("triton",), offered, 2**20)
+    assert poison is not None
+    second = CachedStart(fleet.node("n-2"))
+    assert await second.prepared() == MACHINE_CODE
+    [(digest, _, content)] = fleet.plane.caches.values()
+    assert (second.peer_bytes, fleet.plane.sent_bytes) == (0, len(content))
+    assert second.caches.offered() == (digest,)
+
+
+def poisoned(folder: Path) -> Path:
+    (folder / "triton").mkdir(parents=True)
+    (folder / "triton" / "kernel").write_bytes(b"poison")
+    return folder
+
+
+@pytest.mark.asyncio
+async def test_nodes_that_send_a_cache_slowly_leave_time_for_the_control_plane(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_caches, "PEERS_LIMIT_S", 0.2)
+    fleet.plane.caches = {}
+    await CachedStart(fleet.node("n-1")).compile()
+    fleet.node("n-8")
+    slow = BadPeer(fleet.identities["n-8"], drip)
+    fleet.open.callback(slow.listener.close)
+    fleet.named("n-8", slow.port)
+    second = CachedStart(fleet.node("n-2"))
+    assert (await second.prepared(), second.peer_bytes, slow.requests) == (MACHINE_CODE, 0, 1)
 
 
 @pytest.mark.long
@@ -315,16 +427,15 @@ async def test_only_nodes_of_the_fleet_get_artifacts(fleet: Fleet, tmp_path: Pat
 
 
 @pytest.fixture
-def folders(tmp_path: Path) -> tuple[str, Path, Path]:
-    weights, builds = tmp_path / "weights", tmp_path / "builds"
-    folder = weights / ("a" * 64)
+def folders(tmp_path: Path) -> tuple[str, Path]:
+    """A digest, and a machine's cache with its weights."""
+    folder = tmp_path / "weights" / ("a" * 64)
     artifact(folder, {"sub/model": b"here"})
     (tmp_path / "key.pem").write_bytes(b"secret")
     (folder / "link").symlink_to(tmp_path / "key.pem")
     (folder / "above").symlink_to(tmp_path)
     os.mkfifo(folder / "pipe")
-    builds.mkdir()
-    return "a" * 64, weights, builds
+    return "a" * 64, tmp_path
 
 
 @pytest.mark.parametrize(
@@ -334,35 +445,42 @@ def folders(tmp_path: Path) -> tuple[str, Path, Path]:
         "%2fetc%2fpasswd", "link", "above/key.pem", "pipe", "sub%2fmodel%00", "sub\\model", "x" * 5000, "%ff", "gone",
     ],
 )  # fmt: skip
-def test_no_other_file_is_offered(name: str, folders: tuple[str, Path, Path]) -> None:
-    digest, weights, builds = folders
-    assert offered_file(f"/{digest}/{name}", weights, builds) is None
+def test_no_other_file_is_offered(name: str, folders: tuple[str, Path]) -> None:
+    digest, cache = folders
+    assert offered_file(f"/{digest}/{name}", cache) is None
 
 
-def test_only_digests_are_folders(folders: tuple[str, Path, Path]) -> None:
-    digest, weights, builds = folders
-    (weights / "other").mkdir()
-    (weights / "other/model").write_bytes(b"other")
+def test_folders_that_engines_can_change_are_not_offered(tmp_path: Path) -> None:
+    for folder in (COMPILED, "fetched", "kv"):
+        (tmp_path / folder / ("a" * 64)).mkdir(parents=True)
+        (tmp_path / folder / ("a" * 64) / ARCHIVE_NAME).write_bytes(b"code")
+    assert offered_file(f"/{'a' * 64}/{ARCHIVE_NAME}", tmp_path) is None
+
+
+def test_only_digests_are_folders(folders: tuple[str, Path]) -> None:
+    digest, cache = folders
+    (cache / "weights/other").mkdir()
+    (cache / "weights/other/model").write_bytes(b"other")
     for url in ("/other/model", "other/model", "/../key.pem", f"/{digest.upper()}/sub/model", "/", "", "//"):
-        assert offered_file(url, weights, builds) is None, url
+        assert offered_file(url, cache) is None, url
     for name, text in (("sub/model", b"here"), ("sub%2Fmodel", b"here"), ("manifest.json", None)):
-        file = offered_file(f"/{digest}/{name}", weights, builds)
+        file = offered_file(f"/{digest}/{name}", cache)
         assert file is not None
         with file:
             assert text in (None, file.read())
 
 
 def test_uploads_and_connections_are_limited(
-    authority: FleetOfTests, folders: tuple[str, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    authority: FleetOfTests, folders: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digest, weights, builds = folders
-    (weights / digest / "large").write_bytes(bytes(64 * 2**20))
+    digest, cache = folders
+    (cache / "weights" / digest / "large").write_bytes(bytes(64 * 2**20))
     own, node = (authority.certify(tmp_path / name, IdentityKind.NODE, name) for name in ("n-1", "n-2"))
     port, url = free_port(), f"/{digest}/large"
     holder = Holder("n-1", "127.0.0.1", port - ARTIFACTS)
     monkeypatch.setattr(peers, "UPLOADS_AT_ONCE", 1)
     with (
-        contextlib.closing(PeerServer("127.0.0.1", port, own, weights, builds)),
+        contextlib.closing(PeerServer("127.0.0.1", port, own, cache)),
         contextlib.closing(node_connection("n-1", "127.0.0.1", port, node, 10.0)) as slow,
     ):
         slow.request("GET", url)
@@ -371,7 +489,7 @@ def test_uploads_and_connections_are_limited(
         assert answered(node, holder, url) == 503
     monkeypatch.setattr(peers, "CONNECTIONS_AT_ONCE", 1)
     with (
-        contextlib.closing(PeerServer("127.0.0.1", port, own, weights, builds)),
+        contextlib.closing(PeerServer("127.0.0.1", port, own, cache)),
         socket.create_connection(("127.0.0.1", port)),
         pytest.raises(OSError, match=r"(?i)reset|closed|eof|pipe"),
     ):
@@ -380,14 +498,14 @@ def test_uploads_and_connections_are_limited(
 
 @pytest.mark.asyncio
 async def test_a_node_serves_from_its_first_certificate_until_its_agent_stops(
-    authority: FleetOfTests, folders: tuple[str, Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    authority: FleetOfTests, folders: tuple[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(peers, "NO_CERTIFICATE_S", 0.01)
-    digest, weights, builds = folders
+    digest, cache = folders
     own, node = Identity(tmp_path / "n-1"), authority.certify(tmp_path / "n-2", IdentityKind.NODE, "n-2")
     port = free_port()
     holder = Holder("n-1", "127.0.0.1", port - ARTIFACTS)
-    serving = asyncio.create_task(serve_peers("127.0.0.1", port, own, weights, builds))
+    serving = asyncio.create_task(serve_peers("127.0.0.1", port, own, cache))
 
     async def status() -> int:
         with contextlib.suppress(ConnectionRefusedError):

@@ -167,7 +167,7 @@ def test_weights_of_adapters_and_outside_the_sources_are_told_apart(
 
 
 def test_nodes_are_told_who_holds_an_artifact() -> None:
-    digests = {name: name * 64 for name in "abcd"}
+    digests = {name: name * 64 for name in "abcde"}
     held = Prefetched(
         (
             NodeArtifact(f"sha256:{digests['a']}", 5, is_offered=True),
@@ -175,7 +175,8 @@ def test_nodes_are_told_who_holds_an_artifact() -> None:
             NodeArtifact(f"sha256:{digests['c']}", 5),
         )
     )
-    telemetry = NodeTelemetry(builds=(NodeBuild(f"sha256:{digests['d']}"),), prefetched=held)
+    builds = (NodeBuild(f"sha256:{digests['d']}"),)
+    telemetry = NodeTelemetry(builds=builds, offered_caches=(digests["e"],), prefetched=held)
     reported = {"telemetry": msgspec.to_builtins(telemetry)}
     rows.node("n-00000001", address="10.0.0.1")
     rows.node("n-00000002", address="10.0.0.2", report=reported)
@@ -195,6 +196,6 @@ def test_nodes_are_told_who_holds_an_artifact() -> None:
         return Client().get(f"/agents/holders/{digest}", headers=sent)
 
     one = [{"node": "n-00000002", "address": "10.0.0.2", "port_base": Node.objects.get(id="n-00000002").port_base}]
-    assert [named(digests[name]).json() for name in "abcd"] == [one, one, [], one]
+    assert [named(digests[name]).json() for name in "abcde"] == [one, one, [], one, one]
     assert named("0" * 64).json() == named("*").json() == []
     assert [named(digests["a"], kind).status_code for kind in ("machine", "")] == [403, 403]

@@ -70,8 +70,13 @@ def put(credential: str, content: bytes = CONTENT, *, key: str = KEY, at: int = 
     return Client().put(path, b"", headers={**headers, "Content-Range": f"bytes */{total}"})
 
 
-def fetch(credential: str, key: str = KEY) -> Any:
+def facts(credential: str, key: str = KEY) -> Any:
     return Client().get(f"/agents/caches/{key}", headers={"Authorization": f"Bearer {credential}"})
+
+
+def fetch(credential: str, key: str = KEY) -> Any:
+    """The archive. Its facts have the same status, except that they do not depend on the archive's file."""
+    return Client().get(f"/agents/caches/{key}/archive", headers={"Authorization": f"Bearer {credential}"})
 
 
 def test_a_cache_is_uploaded_once_and_fetched_by_the_same_rank_of_other_cells(
@@ -83,9 +88,10 @@ def test_a_cache_is_uploaded_once_and_fetched_by_the_same_rank_of_other_cells(
     assert put(first).json() == {"next": len(CONTENT)}
     row = CompileCache.objects.get()
     assert (row.node, row.cell, row.rank, row.packed_bytes) == ("n-00000001", "sim-70b-us-east-1-1", 0, 7)
+    digest = row.digest.removeprefix("sha256:")
+    assert facts(second).json() == {"digest": digest, "packed_bytes": 7, "unpacked_bytes": 4096}
     answer = fetch(second)
     assert (answer.status_code, content_of(answer)) == (200, CONTENT)
-    assert (answer[DIGEST_HEADER], answer[UNPACKED_HEADER]) == (row.digest.removeprefix("sha256:"), "4096")
     row.refresh_from_db()
     assert row.uses == 1
     assert Event.objects.get(kind="compile_cache.added").detail["node"] == "n-00000001"
@@ -98,7 +104,7 @@ def test_a_cache_is_uploaded_once_and_fetched_by_the_same_rank_of_other_cells(
     for wanted in (put(second), put(second, b"poison"), put(second, b"")):
         assert (wanted.status_code, wanted.json()) == (409, {"error": "this fleet has a compile cache for it already"})
     assert fetch(second, OTHER_KEY).status_code == 404
-    assert [path.name for path in store.iterdir() if path.is_file()] == [answer[DIGEST_HEADER]]
+    assert [path.name for path in store.iterdir() if path.is_file()] == [digest]
 
 
 def test_it_comes_in_parts_and_a_repeated_one_changes_nothing(store: Path) -> None:
@@ -175,7 +181,8 @@ def test_only_a_node_of_a_cell_that_serves_may_upload() -> None:
     spare = credential_issue(kind="node", subject="n-00000009", region="us-east-1", now=clock.now())
     machine = credential_issue(kind="machine", subject="m-1", region="us-east-1", now=clock.now())
     for credential in (spare, machine, "sw_00000000_nobody", ""):
-        assert (put(credential).status_code, fetch(credential).status_code) == (403, 403)
+        answers = (put(credential), facts(credential), fetch(credential))
+        assert [answer.status_code for answer in answers] == [403, 403, 403]
     assert not CompileCache.objects.exists()
 
 
@@ -185,7 +192,7 @@ def test_a_node_cannot_add_a_cache_for_another_version_or_rank() -> None:
     leader, follower = rows.node("n-00000003"), rows.node("n-00000004")
     rows.cell("sim-70b-us-east-1-3", leader, follower)
     assert put(member()).status_code == 200
-    assert fetch(second).status_code == 404
+    assert (facts(second).status_code, fetch(second).status_code) == (404, 404)
     assert fetch(credential_issue(kind="node", subject=follower.id, region="r", now=clock.now())).status_code == 404
     content_of(fetch(credential_issue(kind="node", subject=leader.id, region="r", now=clock.now())))
 
@@ -194,7 +201,7 @@ def test_a_cache_of_a_node_under_suspicion_is_not_handed_out() -> None:
     first, second = member(), member("n-00000002", "sim-70b-us-east-1-2")
     put(first)
     Node.objects.filter(id="n-00000001").update(state=NodeState.FAULTY.value)
-    assert fetch(second).status_code == 404
+    assert (facts(second).status_code, fetch(second).status_code) == (404, 404)
     Node.objects.filter(id="n-00000001").update(state=NodeState.READY.value)
     content_of(fetch(second))
 
@@ -202,7 +209,7 @@ def test_a_cache_of_a_node_under_suspicion_is_not_handed_out() -> None:
 def test_without_room_nothing_is_shared(settings: Any) -> None:
     node = member()
     settings.COMPILE_CACHE_STORE_GIB = 0
-    assert (put(node).status_code, fetch(node).status_code) == (403, 403)
+    assert (put(node).status_code, facts(node).status_code, fetch(node).status_code) == (403, 403, 403)
 
 
 def test_a_node_uploads_one_cache_at_a_time() -> None:

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from engine_agent.node.compile_caches import ARCHIVES, COMPILED
 from engine_agent.protocol.messages import Artifact, EnginePlan
 from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY
 from tests.asking import CLIENT
@@ -47,7 +48,8 @@ async def test_a_second_node_starts_with_what_the_first_one_compiled(
     monkeypatch.setenv("SWITCHYARD_CACHE", str(cache))
     plan = plan_of(artifact, enforce_eager=False)
     cold = await _run(plane, tmp_path / "one", plan, "uploaded to the fleet")
-    shutil.rmtree(cache / "compiled")  # the second node has its own disk
+    for kept in (COMPILED, ARCHIVES):  # the second node has its own disk
+        shutil.rmtree(cache / kept)
     warm = await _run(plane, tmp_path / "two", plan, "fetched from the fleet")
     assert plane.caches is not None
     [(_, unpacked, content)] = plane.caches.values()
