@@ -2,7 +2,7 @@
 # into this checkout (.venv, .cache, .switchyard).
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status backup restore engine heads conformance test test-all check check-code check-format check-types check-imports
+.PHONY: help up demo down status backup restore engine heads conformance test test-all check check-code check-format check-types check-imports
 .PHONY: images images-base images-check check-templates check-patterns check-house fmt screens bench bench-fleet simulate chaos lab lab-check lab-test lab-down environment environment-dev lock
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
@@ -39,6 +39,10 @@ help: ## Show this list.
 up: $(if $(CLOUD),environment-dev,environment) ## Install what is missing, start the fleet, show its logs until Ctrl-C.
 	@$(if $(filter-out aws,$(CLOUD)),echo "CLOUD is '$(CLOUD)': give aws; without it the fleet runs on this computer." >&2; exit 2)
 	@exec $(VENV) -m $(if $(CLOUD),lab.hosts.cli cloud up,controlplane.embedded up) $(if $(filter-out 0 no false,$(DETACH)),--detach)
+
+demo: environment ## Show the fleet healing, in minutes: starts it if needed (ENGINE=sim), kills a node, rolls a bad version back, loses a region.
+	@$(VENV) -m controlplane.embedded status >/dev/null || ENGINE=$(or $(ENGINE),sim) $(VENV) -m controlplane.embedded up --detach
+	@exec $(VENV) -m bench demo
 
 down: ## Stop everything that make up started, from any state.
 	@if $(IN_A_CLOUD); then $(VENV) -m lab.hosts.cli down; fi
