@@ -25,7 +25,6 @@ from engine_agent.node.devices import visible_devices
 from engine_agent.node.downloads import Downloads
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.identity import Identity
-from engine_agent.node.imds import NoticeWatch, is_in_aws
 from engine_agent.node.launch import NodePlace
 from engine_agent.node.logs import LogTailSender
 from engine_agent.node.node import LocalNode
@@ -158,7 +157,6 @@ class NodeAgent:
         self._energy = energy_here(self._accelerators)
         self._efa = EfaDevices(self._connection.send_fault)
         self._engine_log = EngineLog(place.home / "engine.log", self._connection.send_fault)
-        self._cloud = NoticeWatch(self._send_report) if is_in_aws() else None
         self._no_contact_since_s: float | None = self._awake.now_s()
         self._last_observed: Observed | None = None
         self._steps: StepTimes | None = None
@@ -207,8 +205,6 @@ class NodeAgent:
                 loops.create_task(self._repeat("energy", self._energy.run_once))
                 if self._has_links:
                     loops.create_task(self._repeat("artifacts", self._serve_peers))
-                if self._cloud is not None:
-                    loops.create_task(self._repeat("cloud", self._cloud.run_once))
         finally:
             self._node.close()
 
@@ -342,7 +338,6 @@ class NodeAgent:
             accelerator_trouble=self._accelerators.trouble(),
             refused_order=self._node.refused_order,
             journal_error=self._node.journal_error,
-            notices=self._cloud.notices if self._cloud is not None else None,
             energy=self._energy.meters(),
             checks=self._checks.report,
             network=self._efa.devices,

@@ -1,23 +1,26 @@
 """Reads notices of a cloud from the metadata of an EC2 machine, only by IMDSv2: spot interruption, rebalance
-recommendation, scheduled maintenance. This works even while the control plane's calls to the cloud fail. Usually there
-is no notice. Errors are logged once and retried, and the notices are then reported as unknown."""
+recommendation, scheduled maintenance. The machine's agent does so, once for all nodes of the machine. This works even
+while the control plane's calls to the cloud fail, and on hosts that the control plane did not launch. Usually there is
+no notice. Errors are logged once and retried, and the notices are then reported as unknown."""
 
 import asyncio
 import logging
-import os
 import random
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from http.client import HTTPConnection, HTTPException
+from pathlib import Path
 
 import msgspec
 
-from engine_agent.protocol.messages import MachineNotice
+from engine_agent.protocol.machine_messages import MachineNotice
 from engine_agent.protocol.states import MachineNoticeKind
 
 CLOUD_VARIABLE = "SWITCHYARD_CLOUD"
 AWS = "aws"
+VENDOR_FILE, VENDOR = "sys/class/dmi/id/sys_vendor", "Amazon EC2"
+"""As systemd-detect-virt recognises instances."""
 ADDRESS = ("169.254.169.254", 80)
 POLL_EVERY_S = 4.0
 JITTER_S = 2.0
@@ -142,14 +145,16 @@ def _seconds(at: datetime) -> float:
 class NoticeWatch:
     """Polls for notices of the machine's cloud. `notices` None: unknown."""
 
-    def __init__(self, on_change: Callable[[], None], metadata: Metadata | None = None) -> None:
+    def __init__(self, on_change: Callable[[], None], metadata: Metadata) -> None:
         self.notices: tuple[MachineNotice, ...] | None = None
-        self._on_change, self._metadata = on_change, metadata or Metadata()
+        self._on_change, self._metadata = on_change, metadata
         self._trouble = ""
 
-    async def run_once(self) -> None:
-        await self.poll()
-        await asyncio.sleep(POLL_EVERY_S + random.random() * JITTER_S)
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.poll()
+            await asyncio.sleep(POLL_EVERY_S + random.random() * JITTER_S)
 
     async def poll(self) -> None:
         try:
@@ -165,6 +170,13 @@ class NoticeWatch:
             self._on_change()
 
 
-def is_in_aws(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether AWS launched this machine, as its machine agent states."""
-    return environ.get(CLOUD_VARIABLE) == AWS
+def metadata_here(variables: Mapping[str, str], root: Path = Path("/")) -> Metadata | None:
+    """The metadata service of this machine; None if it is no EC2 instance. The control plane stated that when the
+    machine joined (`variables`), or the firmware does."""
+    if variables.get(CLOUD_VARIABLE) == AWS:
+        return Metadata()
+    try:
+        vendor = (root / VENDOR_FILE).read_text(encoding="ascii", errors="replace").strip()
+    except OSError:
+        return None
+    return Metadata() if vendor == VENDOR else None

@@ -6,11 +6,12 @@ An agent that runs from a checkout has no release."""
 import hashlib
 import re
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from engine_agent.protocol.states import AgentKind, MachinePhase
+from engine_agent.protocol.states import AgentKind, MachineNoticeKind, MachinePhase
 
 RELEASE_FILE = "release.json"
 """Next to the folder `engine_agent` of a release."""
@@ -130,6 +131,14 @@ class NodeRun(Struct, frozen=True):
     restarts: int = 0
 
 
+class MachineNotice(Struct, frozen=True, omit_defaults=True):
+    """A notice of a machine's cloud that it will take or maintain the machine. `ends_at`: when, in seconds since 1970,
+    or None."""
+
+    kind: MachineNoticeKind
+    ends_at: float | None = None
+
+
 class MachineReport(Struct, frozen=True, tag="machine_report"):
     """A machine's complete state; the latest report counts. `runs` is the id of the agent whose folder it has, or "".
 
@@ -137,7 +146,8 @@ class MachineReport(Struct, frozen=True, tag="machine_report"):
     `wants_to_leave`: the host's owner wants it back. `release_trouble`: why it does not run the ordered release, at
     `attempt`. `nodes`: every agent whose folder it has; `runs` and `agent_pid` are those of the first. `may_reboot`:
     whether its operator allows reboots; `rebooted`: the last order of one that has ended, and `reboot_trouble` why the
-    host did not reboot."""
+    host did not reboot. `notices`: notices of its cloud, one of each kind; None if it is in no cloud or its metadata
+    cannot be read."""
 
     seq: int
     version: int
@@ -153,6 +163,7 @@ class MachineReport(Struct, frozen=True, tag="machine_report"):
     may_reboot: bool = False
     rebooted: str = ""
     reboot_trouble: str = ""
+    notices: Annotated[tuple[MachineNotice, ...], Meta(max_length=len(MachineNoticeKind))] | None = None
 
 
 class NodeResources(Struct, frozen=True):

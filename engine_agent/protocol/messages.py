@@ -10,7 +10,7 @@ from msgspec import Meta, Struct, field
 from engine_agent.protocol.engine_builds import EngineBuild
 from engine_agent.protocol.ingress_messages import ApplicationTls, IngressReport, RoutingTable, TablePart
 from engine_agent.protocol.machine_messages import MachineFacts, MachineOrder, MachineReport
-from engine_agent.protocol.states import AgentKind, CellRole, EngineState, MachineNoticeKind, MemberRole, Phase
+from engine_agent.protocol.states import AgentKind, CellRole, EngineState, MemberRole, Phase
 
 PROTOCOL_VERSION = 2
 """Rises with every change of a message's shape; see docs/design/agents.md#releases."""
@@ -381,14 +381,6 @@ class EnergyMeter(Struct, frozen=True, omit_defaults=True):
     refused: int = 0
 
 
-class MachineNotice(Struct, frozen=True, omit_defaults=True):
-    """A notice of a machine's cloud that it will take or maintain the machine. `ends_at`: when, in seconds since 1970,
-    or None."""
-
-    kind: MachineNoticeKind
-    ends_at: float | None = None
-
-
 class NetworkDevice(Struct, frozen=True, omit_defaults=True):
     """A network device with remote memory access (EFA). `state` of its port: `ACTIVE`, or empty if unknown. `errors`
     counts for the life of the device, by the driver's names."""
@@ -489,10 +481,9 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     """Use of a node and of its accelerators, and problems of its agent. None and empty: nothing to report.
 
     `accelerator_trouble`: by maker, why its devices may be out of date or missing. `refused_order`: why the last
-    rejected order was rejected. `journal_error`: why the agent cannot write its journal. `notices`: notices of the
-    machine's cloud, one of each kind; None if it is in no cloud or its metadata cannot be read. `checks` None: no deep
-    checks yet. `network`: EFA devices. `offered_caches`: SHA-256, in hexadecimal, of archives of compile caches that
-    other nodes may fetch. `prefetched` None: the agent's release fetches nothing in advance."""
+    rejected order was rejected. `journal_error`: why the agent cannot write its journal. `checks` None: no deep checks
+    yet. `network`: EFA devices. `offered_caches`: SHA-256, in hexadecimal, of archives of compile caches that other
+    nodes may fetch. `prefetched` None: the agent's release fetches nothing in advance."""
 
     host_cpu_percent: float | None = None
     host_memory_used_bytes: int | None = None
@@ -502,7 +493,6 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     accelerator_trouble: dict[str, str] = field(default_factory=dict)
     refused_order: str = ""
     journal_error: str = ""
-    notices: Annotated[tuple[MachineNotice, ...], Meta(max_length=len(MachineNoticeKind))] | None = None
     energy: Annotated[tuple[EnergyMeter, ...], Meta(max_length=8)] = ()
     checks: CheckReport | None = None
     network: Annotated[tuple[NetworkDevice, ...], Meta(max_length=64)] = ()

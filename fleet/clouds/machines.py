@@ -14,7 +14,7 @@ from fleet.machines.models import Machine, MachineSlot
 from fleet.machines.planner import POOLED, NoMachine, PooledMachine, plan_machine
 from fleet.machines.selectors import NodeHost, hosts_running, pool_of, reboot_orders
 from fleet.machines.services.layouts import slot_assign, slot_forget, slot_release
-from fleet.machines.services.machines import hardware_incidents_close
+from fleet.machines.services.machines import gone_machines_settle
 from fleet.reconcile.planning.snapshot import ProviderStatus
 from fleet.reconcile.planning.states import MachineRole, MachineState
 from kernel import clock, live
@@ -177,7 +177,7 @@ def _release_revoked(machine: Machine) -> None:
     rows = rows.filter(Q(connected=False) | Q(revoked_at__isnull=False))
     reason = machine.reason if machine.revoked_at else f"{machine.reason}, while away"
     if rows.update(state=MachineState.GONE.value, runs="", reason=reason, state_since=clock.now()):
-        hardware_incidents_close([machine.id], now=clock.now())
+        gone_machines_settle([machine.id], now=clock.now())
     live.push("machines", machine.id)
 
 

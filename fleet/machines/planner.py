@@ -382,7 +382,7 @@ def _listed_state(machine: KnownMachine, listed: Listed) -> ListedState | None:
 
 LISTED = frozenset({NoticeSource.STATUS, NoticeSource.BLOCK})
 """Sources whose lists are complete: their latest statement overrides earlier announcements."""
-NODE_SPEAKS_EVERY = timedelta(seconds=60)
+MACHINE_SPEAKS_EVERY = timedelta(seconds=60)
 """A machine's first statement is stored immediately, later ones of the same kind after this long."""
 LATEST = timedelta(days=60)
 

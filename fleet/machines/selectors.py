@@ -99,6 +99,12 @@ def announced(notice: CloudNotice) -> str:
     return f"Its provider announced {notice.kind}{until}" + (f": {notice.text}." if notice.text else ".")
 
 
+def _not_ending(rows: "QuerySet[Machine]") -> "QuerySet[Machine]":
+    """Without machines that their cloud will take or maintain, as joined hosts read in their metadata: they get no new
+    node until the notice is withdrawn."""
+    return rows.exclude(Exists(CloudNotice.objects.filter(machine=OuterRef("pk"), settled_at=None)))
+
+
 def invitations_described() -> QuerySet[Invitation]:
     return Invitation.objects.filter(machine=None).order_by("-id")
 
@@ -106,7 +112,7 @@ def invitations_described() -> QuerySet[Invitation]:
 def pool_of(region: str, role: MachineRole) -> list[PooledMachine]:
     """Free machines, and free nodes of machines with a layout whose devices are all there."""
     rows = Machine.objects.filter(region_id=region, role=role.value, leaving=False, layout_changes=False, layout="")
-    rows = rows.filter(broken={})
+    rows = _not_ending(rows.filter(broken={}))
     found = ((row, row.stated_facts()) for row in rows.filter(state=MachineState.POOL.value).order_by("id"))
     whole = [PooledMachine(row.id, row.instance_type_id or "", row.connected, facts) for row, facts in found if facts]
     return [*whole, *_free_slots(region)] if role is MachineRole.NODE else whole
@@ -114,7 +120,7 @@ def pool_of(region: str, role: MachineRole) -> list[PooledMachine]:
 
 def _free_slots(region: str) -> Iterator[PooledMachine]:
     rows = Machine.objects.filter(region_id=region, leaving=False, layout_changes=False, state__in=SHARED)
-    for row in rows.exclude(layout="").order_by("id").prefetch_related("slots"):
+    for row in _not_ending(rows).exclude(layout="").order_by("id").prefetch_related("slots"):
         facts, slots = row.stated_facts(), list(row.slots.all())
         in_use = sum(slot.state != MachineState.POOL for slot in slots)
         for slot in slots:
@@ -128,7 +134,7 @@ def _free_slots(region: str) -> Iterator[PooledMachine]:
 def free_machines() -> dict[str, dict[str, int]]:
     """Region to instance type to number of free connected places for nodes: machines, and slots of divided ones. Two
     queries."""
-    there = Machine.objects.filter(role=MachineRole.NODE.value, connected=True, leaving=False)
+    there = _not_ending(Machine.objects.filter(role=MachineRole.NODE.value, connected=True, leaving=False))
     whole = there.filter(state=MachineState.POOL.value, layout="", layout_changes=False, broken={})
     whole = whole.exclude(instance_type=None)
     slots = MachineSlot.objects.filter(
@@ -157,7 +163,7 @@ def machine_views(kinds: Collection[str], shapes: Mapping[str, InstanceShape]) -
     """Connected joined hosts, and parts of this computer, without broken devices or cells that the planner may divide
     into nodes of these instance types, and those whose layout changes. Two queries."""
     hosts = Q(provider=POOLED) | Q(provider=LOCAL) & ~Q(layout="")
-    rows = Machine.objects.filter(hosts, role=MachineRole.NODE.value, connected=True, leaving=False)
+    rows = _not_ending(Machine.objects.filter(hosts, role=MachineRole.NODE.value, connected=True, leaving=False))
     rows = rows.filter(Q(layout_changes=True) | Q(state__in=SHARED, layout_pinned=False, broken={}))
     members = CellMember.objects.values("node_id")
     in_cells = MachineSlot.objects.filter(machine=OuterRef("pk"), runs__in=members)

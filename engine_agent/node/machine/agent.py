@@ -1,7 +1,8 @@
 """The machine agent, `python -m engine_agent machine --code DIR`: runs the agents that its order names on its host, an
 ingress or one or more nodes, and reports every 30 seconds and after each change. It follows its journal until the
-control plane answers, so a host that boots without contact runs the same agents. The agents that it runs survive it. It
-exits on a signal, to start another release, or when it has left; then the host is uninstalled."""
+control plane answers, so a host that boots without contact runs the same agents. The agents that it runs survive it. On
+an EC2 instance it also reports the notices of its cloud. It exits on a signal, to start another release, or when it has
+left; then the host is uninstalled."""
 
 import argparse
 import asyncio
@@ -22,6 +23,7 @@ import msgspec
 from engine_agent.node.connection import AgentConnection
 from engine_agent.node.enrolment import NONCE_FILE, Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.node.identity import Identity
+from engine_agent.node.imds import Metadata, NoticeWatch, metadata_here
 from engine_agent.node.journal import CorruptJournal, Journal
 from engine_agent.node.lock import AgentLock, HomeInUse
 from engine_agent.node.logs import bound
@@ -144,7 +146,7 @@ class _Hosted:
 
 class MachineAgent:
     """Runs one host until cancelled, until it has left, or until it has switched to another release. `tenant` returns
-    the agent of a name."""
+    the agent of a name; `metadata` is None outside of a cloud."""
 
     def __init__(
         self,
@@ -155,6 +157,7 @@ class MachineAgent:
         hello: Callable[[], Hello],
         release: ReleaseChange,
         reboots: Reboots,
+        metadata: Metadata | None = None,
     ) -> None:
         self._paths, self._tenant, self._enrolment, self._release = paths, tenant, enrolment, release
         self._reboots, self._reboot_order = reboots, ""
@@ -164,6 +167,7 @@ class MachineAgent:
         self._waiting: MachineOrder | None = None
         self._order_problem = ""
         self._wake = asyncio.Event()
+        self._cloud = NoticeWatch(self._wake.set, metadata) if metadata is not None else None
         self._was_ordered = False
         self._hosted: dict[str, _Hosted] = {}
         self._reported: MachineReport | None = None
@@ -175,7 +179,9 @@ class MachineAgent:
             self._order = self._journal.load()
         except CorruptJournal as error:
             log.error("%s", error)
-        connection = asyncio.create_task(self._connection.run())
+        loops = [asyncio.create_task(self._connection.run())]
+        if self._cloud is not None:
+            loops.append(asyncio.create_task(self._cloud.run()))
         try:
             while not (status := await self._pass()):
                 try:
@@ -189,7 +195,7 @@ class MachineAgent:
             return status
         finally:
             self._release.give_up()
-            tasks = [connection, *(one.step for one in self._hosted.values() if one.step is not None)]
+            tasks = [*loops, *(one.step for one in self._hosted.values() if one.step is not None)]
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -390,6 +396,7 @@ class MachineAgent:
             may_reboot=self._reboots.is_allowed,
             rebooted=rebooted,
             reboot_trouble=reboot_trouble,
+            notices=self._cloud.notices if self._cloud is not None else None,
         )
         if report != self._reported or now_s >= self._report_due_s:
             self._reported, self._report_due_s = report, now_s + REPORT_EVERY_S
@@ -447,6 +454,7 @@ async def _run_until_signalled(paths: HostPaths, joined: Joined, machine: str) -
         hello=hello,
         release=ReleaseChange(paths, release_in(AGENT_ROOT)),
         reboots=Reboots(paths),
+        metadata=metadata_here(joined.variables),
     )
     running = asyncio.ensure_future(agent.run())
     for number in (signal.SIGTERM, signal.SIGINT):

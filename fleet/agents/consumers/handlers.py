@@ -13,16 +13,11 @@ import msgspec
 
 from engine_agent.protocol.codec import FAULT_BYTES_MAX, encode_unbounded
 from engine_agent.protocol.machine_messages import MachineReport
-from engine_agent.protocol.messages import DownMessage, Fault, Hello, LogTail, MachineNotice, Report, UpMessage
+from engine_agent.protocol.messages import DownMessage, Fault, Hello, LogTail, Report, UpMessage
 from fleet.agents.consumers.hub import AgentSession
 from fleet.agents.consumers.limits import TokenBucket
 from fleet.machines.selectors import machine_orders
-from fleet.machines.services.reports import (
-    ReceivedMachineReport,
-    machine_hellos_store,
-    machine_reports_store,
-    node_notices_store,
-)
+from fleet.machines.services.reports import ReceivedMachineReport, machine_hellos_store, machine_reports_store
 from fleet.nodes.selectors import desired_for, newer_versions
 from fleet.nodes.services.reports import ReceivedReport, fault_record, hellos_store, node_logs_store, reports_store
 from kernel import clock
@@ -109,8 +104,6 @@ class NodeHandler:
         self._reports: ReportBuffer[ReceivedReport] = ReportBuffer()
         self._faults: deque[tuple[str, Fault, datetime]] = deque(maxlen=FAULTS_KEPT)
         self._logs: dict[str, LogTail] = {}
-        self._notices: dict[str, tuple[MachineNotice, ...]] = {}
-        """Last notice of each node: repeated ones change nothing."""
         self._fault_budgets: dict[str, TokenBucket] = {}
 
     def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
@@ -152,21 +145,10 @@ class NodeHandler:
         self._reports.end(session.identity.id, session.key, _disconnected_report)
 
     def flush(self) -> None:
-        self._reports.flush(self._store)
+        self._reports.flush(reports_store)
         while self._faults:
             self._write_fault(*self._faults.popleft())
         self._write_logs()
-
-    def _store(self, reports: list[ReceivedReport]) -> None:
-        reports_store(reports)
-        said = {one.node_id: one.report.telemetry.notices for one in reports if one.connected}
-        news = [one for one in reports if said.get(one.node_id) is not None]
-        news = [one for one in news if said[one.node_id] != self._notices.get(one.node_id)]
-        for node in node_notices_store(news, now=clock.now()) if news else ():
-            self._notices[node] = said[node] or ()
-        for one in reports:
-            if not one.connected:
-                self._notices.pop(one.node_id, None)
 
     def _write_logs(self) -> None:
         """Lines that cannot be written are dropped: the agent sends them again."""
@@ -195,7 +177,7 @@ class NodeHandler:
 
 def _urgent_part(received: ReceivedReport) -> tuple[object, ...]:
     """A change of these values is stored immediately."""
-    return received.connection, received.report.observed, received.healthy, received.report.telemetry.notices
+    return received.connection, received.report.observed, received.healthy
 
 
 def _disconnected_report(received: ReceivedReport) -> ReceivedReport:
@@ -255,6 +237,7 @@ def _urgent_machine_part(received: ReceivedMachineReport) -> tuple[object, ...]:
         report.reason,
         report.release_trouble,
         reboots,
+        report.notices,
     )
 
 

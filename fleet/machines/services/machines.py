@@ -17,6 +17,7 @@ from fleet.agents.services.authority import agent_trust_end
 from fleet.agents.services.enrolment import credential_issue
 from fleet.cells.models import CellMember
 from fleet.cells.services import layout_disruption_close
+from fleet.clouds.models import CloudNotice
 from fleet.faults.services.incidents import incidents_close
 from fleet.machines.layouts import InvalidLayout, parse_layout
 from fleet.machines.models import Invitation, Machine, MachineSlot
@@ -302,7 +303,7 @@ def machine_move(machine: Machine, to: MachineState, reason: str, *, now: dateti
         if not rows.update(state=to.value, reason=reason, state_since=now, **columns):
             return False
         if to is MachineState.GONE:
-            hardware_incidents_close([machine.id], now=now)
+            gone_machines_settle([machine.id], now=now)
             layout_disruption_close(machine=machine.id, now=now)
         event_record(
             kind=f"machine.{to}",
@@ -328,9 +329,12 @@ def detected_type(facts: MachineFacts, machine: str, *, now: datetime) -> str | 
     return None if shape is None else instance_type_found(shape, machine=machine, now=now).name
 
 
-def hardware_incidents_close(machines: Sequence[str], *, now: datetime) -> None:
-    """Closes incidents about the hardware of machines that are gone."""
+def gone_machines_settle(machines: Sequence[str], *, now: datetime) -> None:
+    """Closes incidents about the hardware of machines that are gone, and settles the notices of joined hosts. Those of
+    cloud machines are settled with the cloud's list (`fleet.clouds.services.notices`)."""
     incidents_close(kind=HARDWARE_DIFFERS, subject__in=list(machines), resolution="the machine is gone", now=now)
+    own = CloudNotice.objects.filter(machine__in=machines, machine__provider=POOLED)
+    own.filter(settled_at=None).update(settled_at=now)
 
 
 def machine_remove(*, machine_id: str, actor: str, now: datetime, why: str = "") -> None:
@@ -414,6 +418,6 @@ def machine_launched(node: Node, *, now: datetime) -> None:
 
 def machine_ended(node: Node, *, now: datetime) -> None:
     own = Machine.objects.filter(runs=node.id).exclude(provider=POOLED)
-    hardware_incidents_close(list(own.values_list("id", flat=True)), now=now)
+    gone_machines_settle(list(own.values_list("id", flat=True)), now=now)
     own.update(state=MachineState.GONE.value, reason=f"{node.id} was given back", state_since=now)
     live.push("machines")

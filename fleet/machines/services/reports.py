@@ -1,18 +1,17 @@
 """Stores the reports of machine agents and the notices about machines, one open row for each kind and machine. Moves
-machines by their reports: to free once they joined or wiped their data, and to gone once they have left. A node may be
-compromised: it can report only about its own machine, once a minute of each kind, and withdraws only its own
-statements."""
+machines by their reports: to free once they joined or wiped their data, and to gone once they have left. A machine may
+be compromised: it can report only about itself, once a minute of each kind, and withdraws only its own statements."""
 
 import ipaddress
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 import msgspec
 from django.db import transaction
 
-from engine_agent.protocol.machine_messages import VERSION_MOST, MachineFacts, MachineReport
-from engine_agent.protocol.messages import Hello, MachineNotice
+from engine_agent.protocol.machine_messages import VERSION_MOST, MachineFacts, MachineNotice, MachineReport
+from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.ports import first_ports
 from engine_agent.protocol.states import AgentKind, MachinePhase
 from fleet.agents.services.authority import agent_trust_end
@@ -23,7 +22,7 @@ from fleet.machines.models import Machine
 from fleet.machines.planner import (
     CLOUDS,
     HARDWARE_DIFFERS,
-    NODE_SPEAKS_EVERY,
+    MACHINE_SPEAKS_EVERY,
     Evidence,
     Statement,
     add_statement,
@@ -35,10 +34,9 @@ from fleet.machines.planner import (
     why_unfit,
 )
 from fleet.machines.services.layouts import layout_follow, slots_report
-from fleet.machines.services.machines import detected_type, machine_move, machine_remove
+from fleet.machines.services.machines import detected_type, machine_move, machine_remove, nodes_on
 from fleet.nodes.models import Node
 from fleet.nodes.services.events import node_event
-from fleet.nodes.services.reports import ReceivedReport
 from fleet.reconcile.planning.states import IncidentState, MachineRole, MachineState, NoticeKind, NoticeSource
 from kernel import live, wake_ups
 from kernel.refusals import Conflict
@@ -195,6 +193,8 @@ def machine_reports_store(received: Sequence[ReceivedMachineReport]) -> None:
             machine.save(update_fields=REPORTED)
             if one.report.wants_to_leave and not machine.leaving and machine.state != MachineState.GONE:
                 _remove_as_wished(machine, one.at)
+            if one.connected and one.report.notices is not None and machine.state != MachineState.GONE:
+                _store_notices(machine, one.report.notices, one.at)
             _apply_report(machine, one.report, one.at)
             if machine.layout:
                 slots_report(machine, one.report, now=one.at)
@@ -272,8 +272,7 @@ def _store_evidence(row: CloudNotice, evidence: Evidence, text: str, now: dateti
     row.save()
     if before == (row.settled_at is None, row.ends_at) or (not before[0] and row.settled_at is not None):
         return False
-    node = Node.objects.filter(id=row.machine.runs).first()
-    if node is not None:
+    for node in Node.objects.filter(id__in=nodes_on(row.machine)).order_by("id"):
         node_event(node, "node.notice", f"{node.id}: {_notice_sentence(row)}", now=now, tone=_notice_tone(row))
     live.push("machines")
     wake_ups.send("fleet.reconcile")
@@ -291,33 +290,24 @@ def _notice_tone(row: CloudNotice) -> Tone:
     return Tone.WARN if row.settled_at is None else Tone.OK
 
 
-# Notices from nodes, which read their machines' metadata.
+# Notices from machines, which read their own metadata.
 
 TEXT = "reported by the machine's own metadata"
 
 
-def node_notices_store(reports: Iterable[ReceivedReport], *, now: datetime) -> set[str]:
-    """Stores the notices of these nodes. Returns the nodes that are done; others report again later."""
-    told = {one.node_id: one.report.telemetry.notices for one in reports}
-    machines = Machine.objects.filter(provider__in=CLOUDS, role=MachineRole.NODE.value, runs__in=told)
-    found = machines.exclude(state=MachineState.GONE.value).prefetch_related("notices")
-    late = {machine.runs for machine in found if not _store_notices(machine, told[machine.runs] or (), now)}
-    return set(told) - late
-
-
-def _store_notices(machine: Machine, notices: tuple[MachineNotice, ...], now: datetime) -> bool:
+def _store_notices(machine: Machine, notices: tuple[MachineNotice, ...], now: datetime) -> None:
+    """Stores the notices of a machine's report, in the caller's transaction. A statement that comes too soon is stored
+    with a later report."""
+    if machine.role != MachineRole.NODE:
+        return
     by_kind = {NoticeKind(notice.kind): notice for notice in notices}
-    known = {NoticeKind(row.kind): evidence_of(row) for row in sorted(machine.notices.all(), key=lambda row: row.pk)}
-    is_whole = True
+    known = {NoticeKind(row.kind): evidence_of(row) for row in machine.notices.order_by("pk")}
     for kind in by_kind.keys() | known.keys():
         before, word = known.get(kind, {}).get(NoticeSource.IMDS), _statement(by_kind.get(kind), now)
         if word.over if before is None else (before.over, before.key) == (word.over, word.key):
             continue
-        if before is not None and now - before.at < NODE_SPEAKS_EVERY:
-            is_whole = False
-            continue
-        notice_record(machine=machine, kind=kind, source=NoticeSource.IMDS, statement=word, text=TEXT, now=now)
-    return is_whole
+        if before is None or now - before.at >= MACHINE_SPEAKS_EVERY:
+            notice_record(machine=machine, kind=kind, source=NoticeSource.IMDS, statement=word, text=TEXT, now=now)
 
 
 def _statement(notice: MachineNotice | None, now: datetime) -> Statement:

@@ -7,6 +7,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 
+from django.contrib.postgres.aggregates import ArrayAgg
+from django.db.models import Q, Value
+
 from fleet.autoscaling.selectors import PLANNED_CELLS_OF, planned_place_cells
 from fleet.capacity.planning.pools import InvalidMarkets, parse_markets
 from fleet.capacity.planning.view import LEAVING, PlannedSpares, planned_spares
@@ -83,7 +86,7 @@ def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: F
         listening_since=lease_held_since(name=LISTENING_LEASE, now=now),
         rollouts=rollouts,
         faults=faults_view(now=now, windows=known.windows, written=written),
-        notices=written.get("notices", ["fleet_cloudnotice"], lambda: tuple(_notices())),
+        notices=written.get("notices", ["fleet_cloudnotice", "fleet_node"], lambda: tuple(_notices())),
         quotas=written.get("quotas", ["fleet_quota"], quota_views),
         planned=written.get("planned", PLANNED_CELLS_OF, planned_place_cells),
         listeners=Listeners({row.id: ListenerView(row.since, row.until) for row in AgentListener.objects.all()}),
@@ -131,10 +134,13 @@ def quota_views() -> tuple[QuotaView, ...]:
 
 
 def _notices() -> Iterator[NoticeView]:
-    """Unsettled cloud notices of machines that are nodes."""
-    rows = CloudNotice.objects.filter(settled_at=None, machine__role=MachineRole.NODE.value).exclude(machine__runs="")
-    for row in rows.select_related("machine").only("kind", "at", "ends_at", "text", "machine__runs").order_by("pk"):
-        yield NoticeView(row.machine.runs, NoticeKind(row.kind), row.at, row.ends_at, row.text)
+    """Unsettled cloud notices, for each node of their machines."""
+    rows = CloudNotice.objects.filter(settled_at=None, machine__role=MachineRole.NODE.value)
+    shared = ArrayAgg("machine__slots__runs", filter=Q(machine__slots__runs__gt=""), default=Value([]))
+    columns = ("machine__runs", "shared", "kind", "at", "ends_at", "text")
+    for whole, others, kind, at, ends_at, text in rows.annotate(shared=shared).order_by("pk").values_list(*columns):
+        for node in filter(None, (whole, *others)):
+            yield NoticeView(node, NoticeKind(kind), at, ends_at, text)
 
 
 def _regions(rows: list[Region]) -> dict[str, RegionView]:

@@ -4,11 +4,22 @@ import json
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import pytest
 
-from engine_agent.node.imds import BODY_MOST, MAINTENANCE, SPOT, Metadata, MetadataUnavailable, NoticeWatch, notices_of
-from engine_agent.protocol.messages import MachineNotice
+from engine_agent.node.imds import (
+    BODY_MOST,
+    MAINTENANCE,
+    SPOT,
+    VENDOR_FILE,
+    Metadata,
+    MetadataUnavailable,
+    NoticeWatch,
+    metadata_here,
+    notices_of,
+)
+from engine_agent.protocol.machine_messages import MachineNotice
 from engine_agent.protocol.states import MachineNoticeKind
 
 ACTION = b'{"action": "terminate", "time": "2026-11-24T03:02:10Z"}'
@@ -136,3 +147,13 @@ async def test_a_change_is_told_and_trouble_is_neither_a_notice_nor_their_end(se
     service.said = {}
     await watch.poll()
     assert told == [(), (MachineNotice(MachineNoticeKind.INTERRUPTION, ENDS_AT),), None]
+
+
+def test_only_instances_have_metadata(tmp_path: Path) -> None:
+    assert metadata_here({}, tmp_path) is None
+    assert metadata_here({"SWITCHYARD_CLOUD": "aws"}, tmp_path) is not None
+    vendor = tmp_path / VENDOR_FILE
+    vendor.parent.mkdir(parents=True)
+    for text, is_instance in (("QEMU\n", False), ("Amazon EC2\n", True)):
+        vendor.write_text(text)
+        assert (metadata_here({}, tmp_path) is not None) is is_instance

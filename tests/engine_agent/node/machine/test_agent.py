@@ -1,5 +1,6 @@
 """A machine agent runs what its order names, and keeps the order while it cannot be written."""
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_agent.node.enrolment import Enrolment, EnrolmentUnreachable
+from engine_agent.node.imds import Metadata
 from engine_agent.node.journal import Journal
 from engine_agent.node.machine.agent import (
     JOURNAL_FILE,
@@ -25,9 +27,16 @@ from engine_agent.node.machine.paths import HostPaths
 from engine_agent.node.machine.reboots import Reboots
 from engine_agent.node.machine.release_change import ReleaseChange
 from engine_agent.node.machine.tenant import Tenant
-from engine_agent.protocol.machine_messages import MachineOrder, MachineReport, ReleaseOrder, RunAgent
+from engine_agent.protocol.machine_messages import (
+    MachineNotice,
+    MachineOrder,
+    MachineReport,
+    ReleaseOrder,
+    RunAgent,
+)
 from engine_agent.protocol.messages import Hello
-from engine_agent.protocol.states import AgentKind, MachinePhase
+from engine_agent.protocol.states import AgentKind, MachineNoticeKind, MachinePhase
+from tests.engine_agent.fake_control_plane import eventually
 
 NODE = RunAgent(AgentKind.NODE, "n-1", "r", "10.0.0.7", 21000)
 NONE = MachineOrder("m-1", 1)
@@ -130,10 +139,14 @@ async def nothing_else(*_: object) -> bool:
 
 @pytest.fixture
 def agent(tmp_path: Path) -> MachineAgent:
+    return agent_in(tmp_path)
+
+
+def agent_in(tmp_path: Path, metadata: Metadata | None = None) -> MachineAgent:
     paths = HostPaths(tmp_path)
     paths.home.mkdir(parents=True)
     enrolment = Enrolment("http://127.0.0.1:9", AgentKind.MACHINE, "m-1", paths.home)
-    release = SimpleNamespace(tried=None, confirm=lambda: None, follow=nothing_else)
+    release = SimpleNamespace(tried=None, confirm=lambda: None, follow=nothing_else, give_up=lambda: None)
     return MachineAgent(
         paths=paths,
         tenant=lambda name: cast(Tenant, NoTenant(name)),
@@ -141,6 +154,7 @@ def agent(tmp_path: Path) -> MachineAgent:
         hello=lambda: cast(Hello, None),
         release=cast(ReleaseChange, release),
         reboots=Reboots(paths, boot="first"),
+        metadata=metadata,
     )
 
 
@@ -148,6 +162,17 @@ def reported(agent: MachineAgent) -> MachineReport:
     report = cast(Any, agent)._connection._report
     assert isinstance(report, MachineReport)
     return report
+
+
+@pytest.mark.asyncio
+async def test_a_notice_of_the_cloud_is_reported_immediately(tmp_path: Path) -> None:
+    notices = (MachineNotice(MachineNoticeKind.INTERRUPTION, 1795489330.0),)
+    agent = agent_in(tmp_path, cast(Metadata, SimpleNamespace(notices=lambda _: notices)))
+    running = asyncio.create_task(agent.run())
+    await eventually(lambda: getattr(cast(Any, agent)._connection._report, "notices", None) == notices)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
 
 
 @pytest.mark.asyncio

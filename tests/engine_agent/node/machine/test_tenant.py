@@ -16,7 +16,6 @@ def test_where_artifacts_come_from_is_passed_on_and_keys_are_not(
         "AWS_ENDPOINT_URL": "http://10.0.0.5:5000",
         "AWS_ENDPOINT_URL_S3": "http://10.0.0.6:5000",
         "SWITCHYARD_ARTIFACT_CACHE_GIB": "200",
-        "SWITCHYARD_CLOUD": "aws",
     }
     for name, value in {**passed, "AWS_SECRET_ACCESS_KEY": "secret", "SWITCHYARD_JOIN_TOKEN": "secret"}.items():
         monkeypatch.setenv(name, value)
