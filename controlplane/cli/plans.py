@@ -5,8 +5,8 @@ from typing import Any
 
 from controlplane.cli.resources import text_of
 
-SIGN = {"create": "+", "change": "~", "scale": "~", "roll_out": ">"}
-TONE = {"create": "ok", "change": "warn", "scale": "warn", "roll_out": "moving"}
+SIGN = {"create": "+", "change": "~", "scale": "~", "roll_out": ">", "validate": ">"}
+TONE = {"create": "ok", "change": "warn", "scale": "warn", "roll_out": "moving", "validate": "moving"}
 
 Line = tuple[str, str]
 

@@ -203,7 +203,7 @@ def action_view(*actions: Action[T]) -> View:
         try:
             return _run_action(action, Submission(request, clock.now()), thing)
         except FactorNeeded:
-            return _to_confirmation(action.target.url(thing))
+            return to_confirmation(action.target.url(thing))
         except Busy as busy:
             response = refused(request, action.target, thing, str(busy), 503)
             response.headers["Retry-After"] = str(math.ceil(busy.retry_after_s))
@@ -239,7 +239,7 @@ def action_page_view(page: ActionPage[T]) -> View:
         try:
             return _act_or_predict(page, form, thing)
         except FactorNeeded:
-            return _to_confirmation(request.path)
+            return to_confirmation(request.path)
 
     return view
 
@@ -260,7 +260,7 @@ def _act_or_predict(page: ActionPage[T], form: Submission, thing: T) -> HttpResp
     return render(form.request, page.template, context, status=409 if reason else 200)
 
 
-def _to_confirmation(url: str) -> HttpResponse:
+def to_confirmation(url: str) -> HttpResponse:
     """Redirects to the second factor and back. The user types the confirmation again."""
     return redirect(f"{reverse('factor-confirm')}?{urlencode({'next': url})}")
 

@@ -144,7 +144,12 @@ def page_view(page: Page, shell: Fragment) -> View:
 
 
 def _page(request: HttpRequest, page: Page, shell: Fragment, page_request: PageRequest) -> HttpResponse:
-    context = {
+    return render(request, "dashboard/page.html", shell_context(request, page, shell, page_request))
+
+
+def shell_context(request: HttpRequest, page: Page, shell: Fragment, page_request: PageRequest) -> Context:
+    """The context of `dashboard/page.html`."""
+    return {
         "page": page,
         "key": page_request.key,
         "now": page_request.now,
@@ -152,7 +157,6 @@ def _page(request: HttpRequest, page: Page, shell: Fragment, page_request: PageR
         "parts": [_fragment_context(request, fragment, page_request) for fragment in page.fragments],
         "shell": _fragment_context(request, shell, page_request),
     }
-    return render(request, "dashboard/page.html", context)
 
 
 def _fragment(request: HttpRequest, page: Page, fragment: Fragment, page_request: PageRequest) -> HttpResponse:

@@ -12,6 +12,7 @@ from controlplane.dashboard.playground import PLAYGROUND, playground_chat
 from controlplane.dashboard.settings import second_factor
 from controlplane.dashboard.settings import views as settings
 from controlplane.dashboard.shell import SEARCH, SHELL
+from controlplane.dashboard.wizards import Wizard, wizard_view
 from fleet.cells.pages.views import CELL, CELLS, cell_action
 from fleet.deployments.pages.views import DAY_PLAN, DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
 from fleet.faults.pages import INCIDENT, INCIDENTS
@@ -30,7 +31,7 @@ from fleet.rollouts.pages import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
 from models_registry.benchmarks.pages import BENCHMARKS
 from models_registry.builds.pages import BUILD, engine_build_action, engine_build_new
 from models_registry.compile_caches.pages import compile_cache_delete
-from models_registry.imports.pages import IMPORT, IMPORTS, import_action, import_new
+from models_registry.imports.pages import IMPORT, IMPORTS, MODEL_WIZARD, import_action
 from models_registry.instance_types.pages import (
     INSTANCE_TYPE,
     INSTANCE_TYPES_PAGE,
@@ -77,8 +78,13 @@ def _view(page: Page) -> View:
     return page_view(page, SHELL)
 
 
+def _wizard(wizard: Wizard) -> View:
+    return wizard_view(wizard, SHELL)
+
+
 urlpatterns = [
     path("", _view(OVERVIEW), name="overview"),
+    path("new/model/", _wizard(MODEL_WIZARD), name="model-new"),
     path("deployments/", _view(DEPLOYMENTS), name="deployments"),
     path("deployments/<str:key>/", _view(DEPLOYMENT), name="deployment"),
     path("deployments/<str:name>/scale/", deployment_scale_page, name="deployment-scale"),
@@ -143,7 +149,6 @@ urlpatterns = [
     path("builds/<str:key>/ask/<str:action>/", engine_build_action, name="engine-build-action"),
     path("models/<version:key>/ask/<str:action>/", version_action, name="version-action"),
     path("imports/", _view(IMPORTS), name="imports"),
-    path("imports/new/", import_new, name="import-new"),
     path("imports/<str:key>/", _view(IMPORT), name="import"),
     path("imports/<str:key>/ask/<str:action>/", import_action, name="import-action"),
     path("incidents/", _view(INCIDENTS), name="incidents"),

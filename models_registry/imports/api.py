@@ -44,6 +44,15 @@ class ModelImportSerializer(RecordSerializer[ModelImport]):
         }
 
 
+class ImportSourceSerializer(ColumnsSerializer):
+    """The document `ModelImport`, whose name is the version to draft."""
+
+    class Meta:
+        model = ModelImport
+        columns = ("source", "pattern", "engine")
+        examples = {"source": "hf://HuggingFaceTB/SmolLM2-135M-Instruct@main", "pattern": "", "engine": "vllm"}
+
+
 class StartImportSerializer(ColumnsSerializer):
     class Meta:
         model = ModelImport

@@ -1,21 +1,37 @@
-"""Pages of imports: the list with the form for a new one, and one import with its progress, files and actions. Decides
-nothing."""
+"""Pages of imports: the list, one import with its progress, files and actions, and the wizard for a new model, by name
+from a hub, or in a bucket or folder. Decides nothing."""
 
 import math
+import re
+import shlex
 from dataclasses import dataclass
 from datetime import timedelta
 
 from django.conf import settings
 from django.urls import reverse
 
-from controlplane.dashboard.actions import Action, ActionMenu, Field, Submission, Target, action_view, page_target
+from controlplane.api.apply.planning import Kind
+from controlplane.dashboard.actions import Action, ActionMenu, Field, Submission, Target, action_view
 from controlplane.dashboard.choices import choose_labelled
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.wizards import (
+    Documents,
+    Facts,
+    Input,
+    InputKind,
+    Option,
+    Step,
+    Typed,
+    Values,
+    Wizard,
+    document,
+    nested,
+)
 from models_registry.artifacts.planner import size_words
-from models_registry.imports.api import DraftImportSerializer, StartImportSerializer
+from models_registry.imports.api import DraftImportSerializer
 from models_registry.imports.models import ImportFile, ModelImport
 from models_registry.imports.planner import IMPORT_OPEN, ImportState
-from models_registry.imports.services.imports import import_cancel, import_draft, import_retry, import_start
+from models_registry.imports.services.imports import import_cancel, import_draft, import_retry
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.engine_arguments import ENGINES
 from models_registry.versions.planning.lifecycle import choices
@@ -32,13 +48,9 @@ EFFECTS = {
 
 @dataclass(frozen=True, slots=True)
 class ImportList:
-    """`hubs`: configured ones, by scheme; without any, nothing can be imported."""
-
     rows: tuple[ModelImport, ...]
     more: bool
     filtered: bool
-    hubs: tuple[tuple[str, str], ...]
-    engines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +90,7 @@ def _list(request: PageRequest) -> ImportList:
     if text:
         rows = rows.filter(source__icontains=text)
     found = tuple(rows[: SHOWN + 1])
-    known = (("hf", settings.HF_ENDPOINT), ("modelscope", settings.MODELSCOPE_ENDPOINT))
-    hubs = tuple((scheme, endpoint) for scheme, endpoint in known if endpoint)
-    return ImportList(found[:SHOWN], len(found) > SHOWN, bool(state or text), hubs, tuple(ENGINES))
+    return ImportList(found[:SHOWN], len(found) > SHOWN, bool(state or text))
 
 
 def _filter(request: PageRequest) -> Filter:
@@ -138,11 +148,6 @@ IMPORT = Page(
 )
 
 
-def _start(form: Submission, _: None) -> object:
-    columns = form.valid(StartImportSerializer, "source", "pattern", "draft", "engine")
-    return import_start(**columns, actor=form.actor, now=form.now)
-
-
 def _cancel(form: Submission, row: ModelImport) -> None:
     import_cancel(import_id=row.pk, actor=form.actor, now=form.now)
 
@@ -181,4 +186,103 @@ ACTIONS: dict[str, Action[ModelImport]] = {
     )
 }
 import_action = action_view(*ACTIONS.values())
-import_new = action_view(Action(target=page_target("imports", "imports"), name="start", run=_start))
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Where models come from: configured hubs by scheme, and allowed folders and buckets."""
+
+    hubs: tuple[tuple[str, str], ...]
+    sources: tuple[str, ...]
+
+
+def _places(typed: Typed) -> Places:
+    known = (("hf", settings.HF_ENDPOINT), ("modelscope", settings.MODELSCOPE_ENDPOINT))
+    return Places(tuple(hub for hub in known if hub[1]), tuple(settings.ARTIFACT_SOURCES))
+
+
+def _engines(typed: Typed) -> list[Option]:
+    return [Option("", "by its weights"), *(Option(engine) for engine in ENGINES)]
+
+
+_SHORT_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+(@[\w./-]+)?")
+_STORED = ("file://", "s3://")
+
+
+def _model_name(source: str) -> str:
+    """`smollm2-135m-instruct` for `hf://HuggingFaceTB/SmolLM2-135M-Instruct@main`."""
+    last = source.partition("://")[2].partition("@")[0].rstrip("/").rpartition("/")[2]
+    return re.sub(r"[^a-z0-9_-]+", "-", last.lower()).strip("-")[:96]
+
+
+def _model_documents(values: Values) -> Documents:
+    source = str(values["source"])
+    source = f"hf://{source}" if _SHORT_NAME.fullmatch(source) else source
+    name = str(values.get("model") or _model_name(source))
+    reference = f"{name}@{values.get('version', '1')}"
+    model = document(Kind.MODEL, name, nested(values, ("description",)))
+    if source.startswith(_STORED):
+        spec = {"engine": values.get("engine", "vllm"), "artifact_uri": source}
+        return [model, document(Kind.MODEL_VERSION, reference, spec)]
+    spec = {"source": source, **nested(values, ("pattern", "engine"))}
+    return [model, document(Kind.MODEL_IMPORT, reference, spec)]
+
+
+def _model_url(documents: Documents) -> str:
+    """The import, or the draft of a model that is stored already."""
+    last = documents[-1]
+    name = str(last["metadata"]["name"])
+    if last["kind"] != Kind.MODEL_IMPORT:
+        return reverse("draft-edit", args=(name,))
+    row = ModelImport.objects.filter(draft=name).first()
+    return reverse("import", args=(row.pk,)) if row else reverse("imports")
+
+
+def _model_command(documents: Documents) -> str:
+    last = documents[-1]
+    if last["kind"] != Kind.MODEL_IMPORT or documents[0]["spec"]:
+        return ""
+    spec = last["spec"]
+    words = ["switchyard", "model", "import", spec["source"], "--draft", last["metadata"]["name"]]
+    words += [word for name in ("pattern", "engine") if spec.get(name) for word in (f"--{name}", spec[name])]
+    return shlex.join(map(str, words))
+
+
+MODEL_WIZARD = Wizard(
+    title="New model",
+    section="models",
+    about="A model from a hub is downloaded, verified and stored; its first version is drafted from it. A model in a "
+    "bucket or folder stays there.",
+    steps=(
+        Step(
+            "Source",
+            (
+                Input(
+                    name="source",
+                    at="ModelImport.source",
+                    label="Name or address",
+                    required=True,
+                    placeholder="ORG/NAME",
+                    help="ORG/NAME, hf://ORG/NAME@REVISION, modelscope://ORG/NAME@REVISION, s3://BUCKET/PREFIX or "
+                    "file:///FOLDER.",
+                ),
+                Input(name="pattern", at="ModelImport.pattern", label="Weights", placeholder="*Q4_K_M.gguf"),
+            ),
+            facts=Facts("models_registry/imports/places.html", _places),
+        ),
+        Step(
+            "Name",
+            (
+                Input(name="model", at="Model.metadata.name", help="Its name in requests. Empty: from the source."),
+                Input(name="version", at="ModelImport.metadata.name", value="1", help="Its first version, a draft."),
+                Input(name="engine", at="ModelImport.engine", kind=InputKind.CHOICE, options=_engines),
+                Input(name="description", at="Model.description"),
+            ),
+        ),
+    ),
+    documents=_model_documents,
+    kinds=frozenset({Kind.MODEL, Kind.MODEL_IMPORT, Kind.MODEL_VERSION}),
+    creates=frozenset({Kind.MODEL_IMPORT, Kind.MODEL_VERSION}),
+    url=_model_url,
+    command=_model_command,
+)

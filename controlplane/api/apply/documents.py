@@ -14,6 +14,7 @@ from fleet.reconcile.planning.states import choices
 from fleet.regions.api import ChangeRegionSerializer
 from fleet.regions.models import Region
 from kernel.rest.serializers import StrictSerializer
+from models_registry.imports.api import ImportSourceSerializer
 from models_registry.instance_types.api import InstanceTypeColumnsSerializer
 from models_registry.instance_types.planner import NAME as TYPE_NAME
 from models_registry.versions.api.version_requests import ChangeDraftSerializer
@@ -25,7 +26,11 @@ NAME = r"^[-a-zA-Z0-9_]+\Z"
 VERSION_NAME = r"^[-a-zA-Z0-9_]+@[A-Za-z0-9][A-Za-z0-9._-]*\Z"
 
 
-NAMES: Mapping[Kind, str] = {Kind.MODEL_VERSION: VERSION_NAME, Kind.INSTANCE_TYPE: TYPE_NAME}
+NAMES: Mapping[Kind, str] = {
+    Kind.MODEL_VERSION: VERSION_NAME,
+    Kind.MODEL_IMPORT: VERSION_NAME,
+    Kind.INSTANCE_TYPE: TYPE_NAME,
+}
 
 
 class RegionSpec(ChangeRegionSerializer):
@@ -39,7 +44,12 @@ class ModelSpec(StrictSerializer):
 
 
 class ModelVersionSpec(ChangeDraftSerializer):
-    based_on = serializers.CharField(max_length=170, required=False, allow_blank=True)
+    based_on = serializers.CharField(
+        max_length=170, required=False, allow_blank=True, help_text="`model@version` from which a new draft is copied."
+    )
+    validate = serializers.BooleanField(  # type: ignore[assignment]
+        required=False, help_text="Validate the draft after its change: read its artifacts and check their digests."
+    )
 
 
 class DeploymentSpec(ChangeDeploymentSerializer):
@@ -60,6 +70,7 @@ SPECS: Mapping[Kind, type[StrictSerializer]] = {
     Kind.INSTANCE_TYPE: InstanceTypeColumnsSerializer,
     Kind.REGION: RegionSpec,
     Kind.MODEL: ModelSpec,
+    Kind.MODEL_IMPORT: ImportSourceSerializer,
     Kind.MODEL_VERSION: ModelVersionSpec,
     Kind.DEPLOYMENT: DeploymentSpec,
     Kind.TRAFFIC_POLICY: TrafficPolicyChangeSerializer,
@@ -69,11 +80,14 @@ NAME_MAX: Mapping[Kind, int] = {
     Kind.INSTANCE_TYPE: 64,
     Kind.REGION: Region._meta.pk.max_length or 64,
     Kind.MODEL_VERSION: 161,
+    Kind.MODEL_IMPORT: 161,
 }
 
 
 class MetadataSerializer(StrictSerializer):
-    name = serializers.CharField(max_length=170, help_text="A ModelVersion's name is `model@version`.")
+    name = serializers.CharField(
+        max_length=170, help_text="The name of a ModelVersion or ModelImport is `model@version`."
+    )
 
 
 class DocumentSerializer(StrictSerializer):
@@ -102,6 +116,7 @@ def _check_name(kind: Kind, name: str) -> None:
     )
     wanted = {
         Kind.MODEL_VERSION: "has the form model@version",
+        Kind.MODEL_IMPORT: "is that of the version to draft, model@version",
         Kind.INSTANCE_TYPE: "may have only letters, digits, ., - and _, and begins with a letter or digit",
     }.get(kind, "may have only letters, digits, - and _")
     try:

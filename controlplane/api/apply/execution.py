@@ -4,7 +4,7 @@ read. It never does more than the plan's steps."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -27,10 +27,12 @@ from fleet.reconcile.selectors.snapshot import fleet_view
 from fleet.regions.services import region_change, region_create
 from fleet.rollouts.services import rollout_propose, rollout_start_or_request
 from kernel.refusals import Conflict, InvalidInput
+from models_registry.imports.services.imports import import_start
 from models_registry.instance_types.services import instance_type_change, instance_type_create
 from models_registry.versions.models import ModelVersion
-from models_registry.versions.selectors import version_by_reference
+from models_registry.versions.selectors import version_by_reference, version_stated
 from models_registry.versions.services.drafts import draft_change, draft_create, model_change, model_create
+from models_registry.versions.services.validation import validation_start
 from traffic.region_shares.services.overrides import traffic_policy_change
 
 APPLY_LOCK = 0x5357_4150
@@ -48,12 +50,13 @@ class Requester:
 
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
-    """`fleet`: its state after the steps, also for a preview. `waiting`: steps that a second admin must approve."""
+    """`waiting`: steps that a second admin must approve. `fleet`: its state after the steps of a preview; None if it
+    was not requested."""
 
     plan: Plan
     revision: str
-    fleet: FleetView
     waiting: tuple[Approval, ...]
+    fleet: FleetView | None = None
 
 
 class NotPossible(Exception):
@@ -64,12 +67,15 @@ class NotPossible(Exception):
         self.objections = tuple(objections)
 
 
-def documents_preview(*, documents: Sequence[Document], requester: Requester) -> ApplyResult:
-    """Predict the result of applying these documents. Changes nothing. Raises NotPossible if documents break rules, and
-    lists all violations. Raises Conflict if a document conflicts with the current state."""
+def documents_preview(*, documents: Sequence[Document], requester: Requester, with_fleet: bool = True) -> ApplyResult:
+    """Predict the result of applying these documents. Changes nothing. `with_fleet`: also read the fleet after the
+    steps, which takes about a second in a large one. Raises NotPossible if documents break rules, and lists all
+    violations. Raises Conflict if a document conflicts with the current state."""
     with transaction.atomic():
         try:
             outcome = _execute(documents, requester)
+            if with_fleet:
+                outcome = replace(outcome, fleet=fleet_view(now=requester.now))
         finally:
             transaction.set_rollback(True)
     return outcome
@@ -109,7 +115,7 @@ def _execute(documents: Sequence[Document], requester: Requester, revision: str 
             waiting += [done] if done is not None else []
     if objections:
         raise NotPossible(objections)
-    return ApplyResult(plan, current, fleet_view(now=requester.now), tuple(waiting))
+    return ApplyResult(plan, current, tuple(waiting))
 
 
 @contextmanager
@@ -159,6 +165,13 @@ def _change_model(step: Step, requester: Requester) -> None:
     model_change(name=step.document.name, description=description, actor=requester.actor, now=requester.now)
 
 
+def _start_import(step: Step, requester: Requester) -> None:
+    name = step.document.name
+    if version_by_reference(ModelVersion.objects.all(), name) is not None:
+        raise Conflict(f"model version {name} exists already; import it under another version")
+    import_start(draft=name, actor=requester.actor, now=requester.now, **step.arguments)
+
+
 def _create_version(step: Step, requester: Requester) -> None:
     model, _, version = step.document.name.partition("@")
     columns = {name: value for name, value in step.arguments.items() if name != "based_on"}
@@ -173,6 +186,11 @@ def _change_version(step: Step, requester: Requester) -> None:
     if version is None:
         raise Conflict(f"{step.document.name} was deleted meanwhile")
     draft_change(version_id=version.pk, columns=step.arguments, actor=requester.actor, now=requester.now)
+
+
+def _validate_version(step: Step, requester: Requester) -> None:
+    version = version_stated(step.document.name, field="")
+    validation_start(version_id=version.pk, actor=requester.actor, now=requester.now)
 
 
 def _create_deployment(step: Step, requester: Requester) -> None:
@@ -223,8 +241,10 @@ _SERVICES: Mapping[tuple[Kind, Action], Callable[[Step, Requester], Approval | N
     (Kind.REGION, Action.CHANGE): _change_region,
     (Kind.MODEL, Action.CREATE): _create_model,
     (Kind.MODEL, Action.CHANGE): _change_model,
+    (Kind.MODEL_IMPORT, Action.CREATE): _start_import,
     (Kind.MODEL_VERSION, Action.CREATE): _create_version,
     (Kind.MODEL_VERSION, Action.CHANGE): _change_version,
+    (Kind.MODEL_VERSION, Action.VALIDATE): _validate_version,
     (Kind.DEPLOYMENT, Action.CREATE): _create_deployment,
     (Kind.DEPLOYMENT, Action.CHANGE): _change_deployment,
     (Kind.DEPLOYMENT, Action.SCALE): _scale,

@@ -12,6 +12,7 @@ from fleet.autoscaling.planning.policy import InvalidScaling, parse_scaling_poli
 from fleet.capacity.planning.pools import InvalidMarkets, parse_markets
 from fleet.deployments.planner import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
 from fleet.machines.planner import InvalidWarmSpares, parse_warm_spares
+from models_registry.imports.planner import CannotImport, parse_source
 from traffic.region_shares.planning.policy import InvalidTrafficPolicy, TrafficPolicy, parse_traffic_policy
 from traffic.region_shares.planning.policy import traffic_policy_as_json as traffic_as_json
 
@@ -22,6 +23,7 @@ class Kind(StrEnum):
     INSTANCE_TYPE = "InstanceType"
     REGION = "Region"
     MODEL = "Model"
+    MODEL_IMPORT = "ModelImport"
     MODEL_VERSION = "ModelVersion"
     DEPLOYMENT = "Deployment"
     TRAFFIC_POLICY = "TrafficPolicy"
@@ -36,6 +38,7 @@ class Action(StrEnum):
     CHANGE = "change"
     SCALE = "scale"
     ROLL_OUT = "roll_out"
+    VALIDATE = "validate"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,15 +94,17 @@ class Plan:
 
 Present = Mapping[tuple[Kind, str], Mapping[str, Any] | None]
 """Current state in the form of specs; None if the object does not exist. Keys with `_` are additions: `_state` of a
-version, `_target` of a deployment with an active rollout."""
+version and whether it is `_validating`, `_target` of a deployment with an active rollout."""
 
 REQUIRED: Mapping[Kind, tuple[str, ...]] = {
     Kind.INSTANCE_TYPE: ("accelerator",),
+    Kind.MODEL_IMPORT: ("source",),
     Kind.DEPLOYMENT: ("model_version", "instance_types", "regions"),
 }
 """Required fields of a new object."""
 FIXED: Mapping[Kind, Mapping[str, str]] = {
     Kind.REGION: {"provider": "its machines belong to it: create another region"},
+    Kind.MODEL_IMPORT: dict.fromkeys(("source", "pattern", "engine"), "import it under another version"),
 }
 """Fields that cannot change after creation, with what to do instead."""
 
@@ -151,6 +156,7 @@ def _duplicates(documents: Sequence[Document]) -> Iterator[Objection]:
 def _steps(document: Document, current: Mapping[str, Any] | None) -> Iterator[Step]:
     if current is None:
         yield _create(document)
+        yield from _validation(document, current)
         return
     spec = _complete(document, current)
     changes = tuple(_changes(spec, current, document.spec))
@@ -159,6 +165,7 @@ def _steps(document: Document, current: Mapping[str, Any] | None) -> Iterator[St
         yield from _deployment_steps(document, current, changes)
     elif changes:
         yield _change(document, changes)
+    yield from _validation(document, current)
 
 
 def _create(document: Document) -> Step:
@@ -166,8 +173,17 @@ def _create(document: Document) -> Step:
         if field not in document.spec:
             message = f"is required, because {document.title} does not exist yet"
             raise _Objected(document, f"spec.{field}", "required", message)
-    changes = tuple(Change(field, None, value) for field, value in sorted(document.spec.items()))
-    return Step(document, Action.CREATE, f"{document.title} does not exist", changes, document.spec)
+    stated = {field: value for field, value in document.spec.items() if field != "validate"}
+    changes = tuple(Change(field, None, value) for field, value in sorted(stated.items()))
+    return Step(document, Action.CREATE, f"{document.title} does not exist", changes, stated)
+
+
+def _validation(document: Document, current: Mapping[str, Any] | None) -> Iterator[Step]:
+    """The start of a draft's validation, if its document wants one and none is running."""
+    is_due = current is None or (current.get("_state") == "draft" and not current.get("_validating"))
+    if document.kind is Kind.MODEL_VERSION and document.spec.get("validate") and is_due:
+        reason = f"{document.name} is a draft; its artifacts are read and compared with their digests"
+        yield Step(document, Action.VALIDATE, reason, (), {})
 
 
 def _complete(document: Document, current: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -218,17 +234,21 @@ def _changes(spec: Mapping[str, Any], current: Mapping[str, Any], stated: Mappin
             yield Change(field, current[field], spec[field])
 
 
-_PARSED: Mapping[str, Callable[[Any], Any]] = {"spares": parse_warm_spares, "markets": parse_markets}
+_PARSED: Mapping[str, Callable[[Any], Any]] = {
+    "spares": parse_warm_spares,
+    "markets": parse_markets,
+    "source": parse_source,
+}
 
 
 def _says_the_same(field: str, one: Any, other: Any) -> bool:
-    """Spares may be a number or an object, and markets have no order."""
+    """Spares may be a number or an object, markets have no order, and the branch of a source has a default."""
     if field not in _PARSED:
         return bool(one == other)
     parse = _PARSED[field]
     try:
         return bool(parse(one) == parse(other))
-    except (InvalidWarmSpares, InvalidMarkets):
+    except (InvalidWarmSpares, InvalidMarkets, CannotImport):
         return False  # its service reports errors
 
 

@@ -12,9 +12,12 @@ from fleet.reconcile.planning.states import RolloutState
 from fleet.regions.models import Region
 from fleet.rollouts.models import Rollout
 from fleet.rollouts.selectors import ACTIVE
+from models_registry.imports.models import ModelImport
+from models_registry.imports.planner import ImportState
 from models_registry.instance_types.models import SETTABLE
 from models_registry.instance_types.selectors import instance_shapes
-from models_registry.versions.models import Model, ModelVersion
+from models_registry.versions.models import Model, ModelVersion, Validation
+from models_registry.versions.planning.lifecycle import ValidationState
 from models_registry.versions.services.drafts import COLUMNS
 from traffic.region_shares.models import TrafficRule
 from traffic.region_shares.planning.policy import TrafficPolicy, traffic_policy_as_json
@@ -58,10 +61,26 @@ def _models(names: set[str]) -> dict[str, Stated]:
     return {row.name: {"description": row.description} for row in Model.objects.filter(name__in=names)}
 
 
+def _imports(names: set[str]) -> dict[str, Stated]:
+    """The newest import of each version, unless it failed or was cancelled: those start again."""
+    ended = (ImportState.FAILED.value, ImportState.CANCELLED.value)
+    rows = ModelImport.objects.filter(draft__in=names).exclude(state__in=ended).order_by("pk")
+    return {row.draft: {"source": row.source, "pattern": row.pattern, "engine": row.engine} for row in rows}
+
+
 def _versions(names: set[str]) -> dict[str, Stated]:
     models = {name.partition("@")[0] for name in names}
+    running = set(
+        Validation.objects.filter(state=ValidationState.RUNNING.value, version__model_id__in=models).values_list(
+            "version_id", flat=True
+        )
+    )
     return {
-        row.reference: {**{column: getattr(row, column) for column in COLUMNS}, "_state": row.state}
+        row.reference: {
+            **{column: getattr(row, column) for column in COLUMNS},
+            "_state": row.state,
+            "_validating": row.pk in running,
+        }
         for row in ModelVersion.objects.filter(model_id__in=models)
         if row.reference in names
     }
@@ -110,6 +129,7 @@ _LOADERS = {
     Kind.INSTANCE_TYPE: _instance_types,
     Kind.REGION: _regions,
     Kind.MODEL: _models,
+    Kind.MODEL_IMPORT: _imports,
     Kind.MODEL_VERSION: _versions,
     Kind.DEPLOYMENT: _deployments,
     Kind.TRAFFIC_POLICY: _traffic_policies,

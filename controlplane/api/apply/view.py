@@ -24,6 +24,7 @@ from kernel.refusals import Conflict
 from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import ViewSet
 from models_registry.versions.planning.diff import without_values
+from simulator.prediction import Forecast
 
 DEPLOYMENT: dict[str, Any] = {
     "apiVersion": "switchyard/v1",
@@ -211,20 +212,26 @@ def _without_values(result: ApplyResult) -> ApplyResult:
 
 
 def _preview_response(result: ApplyResult, now: datetime, has_time: HasTime) -> Response:
+    forecasts, beyond = predicted_effects(result, now, has_time)
+    effects = [
+        {"deployment": name, "forecast": forecast_response(forecast, now)} for name, forecast in forecasts.items()
+    ]
+    fields = {**_result_fields(result, applied=False), "effects": effects, "not_predicted": beyond}
+    return Response(AppliedSerializer(fields).data)
+
+
+def predicted_effects(result: ApplyResult, now: datetime, has_time: HasTime) -> tuple[dict[str, Forecast], list[str]]:
+    """Forecasts of the deployments that a preview with its fleet changes, by name, and the names beyond the limit."""
+    if result.fleet is None:
+        return {}, []
     touched = list(
         dict.fromkeys(one.document.name for one in result.plan.steps if one.document.kind is Kind.DEPLOYMENT)
     )
-    effects = [
-        {
-            "deployment": name,
-            "forecast": forecast_response(
-                plan_onwards(view=result.fleet, deployment=name, now=now, has_time=has_time), now
-            ),
-        }
+    forecasts = {
+        name: plan_onwards(view=result.fleet, deployment=name, now=now, has_time=has_time)
         for name in touched[:PREDICTED_MOST]
-    ]
-    fields = {**_result_fields(result, applied=False), "effects": effects, "not_predicted": touched[PREDICTED_MOST:]}
-    return Response(AppliedSerializer(fields).data)
+    }
+    return forecasts, touched[PREDICTED_MOST:]
 
 
 def _result_fields(outcome: ApplyResult, *, applied: bool) -> dict[str, Any]:

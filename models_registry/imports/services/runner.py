@@ -16,9 +16,11 @@ from time import monotonic
 from typing import TypeVar
 
 from engine_agent.protocol.manifest import BadArtifact, Manifest
+from engine_agent.protocol.messages import Artifact
 from kernel import clock
 from kernel.lease_loop import LeaseLoop, in_thread
-from models_registry.artifacts.services import SourceTrouble
+from models_registry.artifacts.planner import ArtifactLimits, parse_place
+from models_registry.artifacts.services import SourceTrouble, artifact_open
 from models_registry.imports.models import ImportFile, ModelImport
 from models_registry.imports.planner import (
     CannotImport,
@@ -50,6 +52,7 @@ from models_registry.versions.planning.checkpoint import (
     UnreadableCheckpoint,
     read_checkpoint,
 )
+from models_registry.versions.services.validation import checkpoint_store
 
 AT_ONCE = 2
 FILES_AT_ONCE = 4
@@ -195,6 +198,15 @@ class ImportWork:
                 log.warning("%s: %s", self._row, error)
         if not import_finish(self._row, uri=store.uri, digest=manifest.digest, found=found, now=self._now()):
             raise _Lost
+        self._read_dimensions(store.uri, manifest.digest)
+
+    def _read_dimensions(self, uri: str, digest: str) -> None:
+        """Its dimensions let pages propose how to serve it. Validation reads them again if this fails."""
+        limits = ArtifactLimits(artifact_bytes=import_limits().bytes)
+        try:
+            checkpoint_store(artifact_open(Artifact(uri, digest), (parse_place(uri),), limits), self._now())
+        except (BadArtifact, SourceTrouble) as error:
+            log.warning("%s: %s", self._row, error)
 
     def _fetch(self, hub: Hub, store: ImportStore, file: ImportFile) -> str:
         """In a thread without a database connection."""

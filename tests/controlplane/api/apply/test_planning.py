@@ -21,6 +21,8 @@ SERVED: dict[str, Any] = {
     "_target": "sim-70b@1",
 }
 VERSION: dict[str, Any] = {"engine": "sim", "context_length": 2048, "_state": "released"}
+DRAFT: dict[str, Any] = {**VERSION, "_state": "draft", "_validating": False}
+IMPORT: dict[str, Any] = {"source": "hf://org/model@main", "pattern": "", "engine": ""}
 
 
 def planned(kind: Kind, name: str, spec: dict[str, Any], found: dict[str, Any] | None) -> Plan:
@@ -107,6 +109,26 @@ def test_what_is_on_its_way_there_needs_no_second_rollout() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        (None, ["create", "validate"]),
+        (DRAFT, ["validate"]),
+        ({**DRAFT, "engine": "vllm"}, ["change", "validate"]),
+        ({**DRAFT, "_validating": True}, []),
+        (VERSION, []),
+    ],
+)
+def test_a_draft_is_validated_after_its_change(found: dict[str, Any] | None, expected: list[str]) -> None:
+    plan = planned(Kind.MODEL_VERSION, "m@1", {"engine": "sim", "validate": True}, found)
+    assert [step.action for step in plan.steps] == expected
+    assert all("validate" not in step.arguments for step in plan.steps)
+
+
+def test_an_import_of_the_same_branch_is_there_already() -> None:
+    assert not planned(Kind.MODEL_IMPORT, "m@1", {"source": "hf://org/model"}, IMPORT).steps
+
+
 def test_a_change_says_what_was_and_what_will_be() -> None:
     (step,) = planned(Kind.DEPLOYMENT, "sim-70b", {"update_policy": {"bake_s": 60}}, SERVED).steps
     (change,) = step.changes
@@ -127,6 +149,8 @@ def test_what_there_is_not_is_created_with_all_that_is_stated() -> None:
         (Kind.DEPLOYMENT, "a", {"update_policy": {"bake": 1}}, SERVED, "spec.update_policy.bake", "policy"),
         (Kind.REGION, "a", {"provider": "aws"}, {"provider": "local"}, "spec.provider", "fixed"),
         (Kind.MODEL_VERSION, "m@1", {"context_length": 9}, VERSION, "spec.context_length", "immutable"),
+        (Kind.MODEL_IMPORT, "m@1", {}, None, "spec.source", "required"),
+        (Kind.MODEL_IMPORT, "m@1", {"source": "hf://org/other"}, IMPORT, "spec.source", "fixed"),
         (
             Kind.TRAFFIC_POLICY,
             "a",
