@@ -1,174 +1,159 @@
-"""The overview: broken and moving objects, the state of users' requests, every cell by region, and the last events.
-Reads only."""
+"""The first screen: the state of the fleet in one line, six numbers with their last hour, the yard map, what waits for
+a person, what is under way, and what users get. Reads only."""
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
 
 from controlplane.dashboard.events import EventList, event_list
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest
+from controlplane.dashboard.in_progress import Operation, in_progress, needs_a_person
 from controlplane.dashboard.shell import health
+from controlplane.dashboard.templatetags.switchyard import NOTHING, money, ms, percent, rate, share
+from controlplane.dashboard.yard_map import Yard, YardMap, yard_cells, yard_map
+from fleet.capacity.selectors import machine_costs
 from fleet.cells.models import Cell
-from fleet.deployments.pages.data import DeploymentList, Placed, RegionCells, deployment_list, deployments_placed
+from fleet.deployments.pages.data import DeploymentList, Placed, deployment_list, deployments_placed
 from fleet.faults.models import Incident
 from fleet.faults.pages import BAD_CELL_STATES, FleetHealth
-from fleet.load.selectors import FLEET, Point, last_windows
-from fleet.nodes.models import Node
-from fleet.nodes.pages import NodeList, nodes_by_urgency
-from fleet.reconcile.planning.states import CELL_TONE, NODE_TONE, CellState, IncidentState
-from fleet.regions.models import Region
-from kernel.tones import Tone
+from fleet.load.selectors import FLEET, SPANS, LoadSeries, Point, load_series
+from fleet.reconcile.planning.states import CellState, IncidentState
 
 ROWS_SHOWN = 20
-"""Rows per kind in the two lists at the top; the full lists are one click away."""
-
-SQUARES = 500
-"""Cells that the map shows as squares; above this number each line is a bar."""
-
-MOVING_CELL_STATES = tuple(
-    state for state, tone in CELL_TONE.items() if tone in {Tone.MOVING, Tone.WARN} and state is not CellState.READY
-)
-MOVING_NODE_STATES = tuple(state for state, tone in NODE_TONE.items() if tone in {Tone.MOVING, Tone.WARN})
+"""Open incidents and broken cells at the top; the full lists are one click away."""
+EVENTS_ON_OVERVIEW = 15
+HOUR = next(span for span in SPANS if span.name == "1h")
+RECENT_POINTS = 4
+"""A number is the newest of this many windows; older ones are no longer current."""
+COST_STEP = timedelta(minutes=5)
+COST_STEPS = 13
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
-    """Open incidents, and broken cells without an incident."""
+class Status:
+    """Open incidents, broken cells without an incident, the number of operations under way, and of incidents that
+    opened in the last hour."""
 
     health: FleetHealth
     incidents: tuple[Incident, ...]
     cells: tuple[Cell, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Moving:
-    """Cells and nodes in transition, longest first."""
-
-    cells: tuple[Cell, ...]
-    nodes: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class BarSegment:
-    """The cells in one state as a segment of a bar; `start` and `width` in per cent of the bar."""
-
-    state: str
-    tone: Tone
-    cells: int
-    start: float
-    width: float
-
-
-@dataclass(frozen=True, slots=True)
-class MapLine:
-    """A deployment in a region: its `cells` as squares or, in a large fleet, `segments` of a bar."""
-
-    deployment: str
-    share: RegionCells
-    cells: tuple[Cell, ...]
-    segments: tuple[BarSegment, ...]
+    moving: int
+    last_hour: int
 
     @property
-    def missing(self) -> range:
-        """One for each wanted cell that does not exist yet."""
-        return range(0 if self.segments else max(0, self.share.wanted - self.share.existing))
+    def is_current(self) -> bool:
+        """Whether the planners pass, so that the absence of problems means something."""
+        return bool(self.health.control.loops) and not self.health.control.is_late
 
 
 @dataclass(frozen=True, slots=True)
-class MapRegion:
-    region: Region
-    lines: tuple[MapLine, ...]
+class Number:
+    """A number of the fleet. `values`: its last hour, oldest first; `note`: what it means, or why it is unknown."""
+
+    label: str
+    text: str
+    values: tuple[float | None, ...]
+    note: str = ""
 
 
-def broken(health: FleetHealth) -> Broken:
+def status_of(health: FleetHealth, moving: int, now: datetime) -> Status:
     incidents = Incident.objects.filter(state=IncidentState.OPEN, shadow=False)
     explained = incidents.exclude(cell="").values("cell")
     cells = Cell.objects.filter(state__in=BAD_CELL_STATES).exclude(pk__in=explained).order_by("state_since")
-    return Broken(health, tuple(incidents[:ROWS_SHOWN]), tuple(cells[:ROWS_SHOWN]))
+    opened = Incident.objects.filter(shadow=False, opened_at__gt=now - timedelta(hours=1)).count()
+    return Status(health, tuple(incidents[:ROWS_SHOWN]), tuple(cells[:ROWS_SHOWN]), moving, opened)
 
 
-def moving() -> Moving:
-    cells = Cell.objects.filter(state__in=MOVING_CELL_STATES).order_by("state_since", "id")
-    nodes = Node.objects.filter(state__in=MOVING_NODE_STATES).order_by("state_since", "id")
-    return Moving(cells=tuple(cells[:ROWS_SHOWN]), nodes=tuple(nodes[:ROWS_SHOWN]))
+def numbers_of(load: LoadSeries, yard: Yard, now: datetime) -> tuple[Number, ...]:
+    """The six numbers. The cost takes four queries."""
+    ready = [yard.tested.get(cell.id, 0) for cell in yard.cells if cell.state == CellState.READY]
+    per_cell = sum(ready) / len(ready) if ready else 0.0
+
+    def used(point: Point) -> float | None:
+        return 100 * point.in_flight / (point.cells * per_cell) if point.cells and per_cell else None
+
+    median, tail = _line(load, lambda point: point.ttft_p50_ms), _line(load, lambda point: point.ttft_p99_ms)
+    return (
+        _number("Requests/s", _line(load, lambda point: point.requests_per_s), rate),
+        _number("Errors", _line(load, lambda point: point.errors_percent), percent),
+        Number("TTFT p50, p99", f"{ms(_newest(median))}, {ms(_newest(tail))}", tail, "The line shows p99."),
+        _number("Tokens/s", _line(load, lambda point: point.tokens_per_s), rate),
+        _number("Utilisation", _line(load, used), share, "Requests in flight, of the tested capacity of ready cells."),
+        _cost(now),
+    )
 
 
-def fleet_map(placed: Sequence[Placed], *, squares: int = SQUARES) -> tuple[MapRegion, ...]:
-    """Every live cell of these deployments by region, including regions without cells, in two queries.
-
-    Above `squares` cells, every line is a bar."""
-    small = sum(share.existing for _, shares in placed for share in shares) <= squares
-    cells: dict[tuple[str, str], list[Cell]] = defaultdict(list)
-    live = Cell.objects.exclude(state=CellState.STOPPED) if small else Cell.objects.none()
-    for cell in live.order_by("created_at", "id"):
-        cells[cell.deployment_id, cell.region_id].append(cell)
-    lines: dict[str, list[MapLine]] = defaultdict(list)
-    for deployment, shares in placed:
-        for share in shares:
-            there = tuple(cells[deployment.name, share.region])
-            segments = () if small else _segments(share)
-            lines[share.region].append(MapLine(deployment.name, share, there, segments))
-    return tuple(MapRegion(region=region, lines=tuple(lines[region.name])) for region in Region.objects.all())
+def _line(load: LoadSeries, value: Callable[[Point], float | None]) -> tuple[float | None, ...]:
+    return tuple(None if point is None else value(point) for point in load.points)
 
 
-def _segments(share: RegionCells) -> tuple[BarSegment, ...]:
-    """In the order of states, so that bars can be compared."""
-    whole, start, segments = max(1, share.existing, share.wanted), 0.0, []
-    for state in (state for state in CellState if state.value in share.states):
-        cells = share.states[state.value]
-        width = 100.0 * cells / whole
-        segments.append(BarSegment(state.value, CELL_TONE[state], cells, round(start, 2), round(width, 2)))
-        start += width
-    return tuple(segments)
+def _newest(values: Sequence[float | None]) -> float | None:
+    return next((value for value in reversed(values[-RECENT_POINTS:]) if value is not None), None)
 
 
-NODES_ON_OVERVIEW = 40
-EVENTS_ON_OVERVIEW = 15
+def _number(label: str, values: tuple[float | None, ...], form: Callable[[object], str], note: str = "") -> Number:
+    return Number(label, form(_newest(values)), values, note)
 
 
-def _broken(request: PageRequest) -> Broken:
-    return broken(request.once(health))
+def _cost(now: datetime) -> Number:
+    """The price of all live machines. Machines with an unknown price are left out and named."""
+    costs, unpriced = machine_costs([now - COST_STEP * step for step in reversed(range(COST_STEPS))])
+    note = f"No price is known for {', '.join(sorted(unpriced))}." if unpriced else "All machines, spares included."
+    text = money(Decimal(costs[-1]).quantize(Decimal("0.01"))) if costs[-1] or not unpriced else NOTHING
+    return Number("$/h", text, tuple(costs) if text != NOTHING else (), note)
 
 
-def _moving(request: PageRequest) -> Moving:
-    return moving()
+def _status(request: PageRequest) -> Status:
+    return status_of(request.once(health), len(request.once(_progress)), request.now)
+
+
+def _progress(request: PageRequest) -> tuple[Operation, ...]:
+    return in_progress(request.now)
+
+
+def _waiting(request: PageRequest) -> tuple[Operation, ...]:
+    return needs_a_person(request.now, request.caller.access)
 
 
 def _placed(request: PageRequest) -> tuple[Placed, ...]:
     return deployments_placed()
 
 
+def _yard(request: PageRequest) -> Yard:
+    return yard_cells(request.now)
+
+
+def _numbers(request: PageRequest) -> tuple[Number, ...]:
+    load = load_series([FLEET], HOUR, request.now)[FLEET]
+    return numbers_of(load, request.once(_yard), request.now)
+
+
+def _map(request: PageRequest) -> YardMap:
+    return yard_map(request.once(_placed), request.once(_yard), request.text("map"), request.now)
+
+
 def _users(request: PageRequest) -> DeploymentList:
     return deployment_list(request.once(_placed), now=request.now)
-
-
-def _rates(request: PageRequest) -> Point | None:
-    """Load and latency of the whole fleet in its last window of 15 s."""
-    return last_windows([FLEET], request.now).get(FLEET)
-
-
-def _map(request: PageRequest) -> tuple[MapRegion, ...]:
-    return fleet_map(request.once(_placed))
-
-
-def _nodes(request: PageRequest) -> NodeList:
-    return nodes_by_urgency(now=request.now, limit=NODES_ON_OVERVIEW)
 
 
 def _events(request: PageRequest) -> EventList:
     return event_list(limit=EVENTS_ON_OVERVIEW)
 
 
+WAITS = ("incidents", "approvals", "rollouts", "machines", "imports", "usage", "traffic")
+MOVES = ("cells", "nodes", "rollouts", "traffic", "machines", "agents", "imports")
+"""Hints after which other operations are under way."""
 OVERVIEW = Page(
     section="overview",
     title="Overview",
     fragments=(
-        Fragment("broken", "Broken", ("incidents", "cells"), "dashboard/overview/broken.html", _broken),
-        Fragment("moving", "Moving", ("cells", "nodes"), "dashboard/overview/moving.html", _moving),
-        Fragment("rates", "Users", ("history",), "dashboard/overview/rates.html", _rates),
-        Fragment("users", "", ("load", "cells", "deployments"), "fleet/deployments/table.html", _users),
-        Fragment("map", "Cells", ("cells", "deployments"), "dashboard/overview/map.html", _map),
-        Fragment("nodes", "Nodes", ("nodes", "cells"), "dashboard/overview/nodes.html", _nodes),
+        Fragment("status", "", ("incidents", *MOVES), "dashboard/overview/status.html", _status),
+        Fragment("numbers", "", ("history",), "dashboard/overview/numbers.html", _numbers),
+        Fragment("map", "Yard map", ("cells", "deployments", "history"), "dashboard/overview/map.html", _map),
+        Fragment("waiting", "Needs a person", WAITS, "dashboard/overview/operations.html", _waiting),
+        Fragment("moving", "In progress", MOVES, "dashboard/overview/operations.html", _progress),
+        Fragment("users", "Deployments", ("load", "cells", "deployments"), "fleet/deployments/table.html", _users),
         Fragment("events", "Last events", ("events",), "dashboard/events/list.html", _events),
     ),
 )

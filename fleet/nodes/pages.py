@@ -4,10 +4,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from itertools import groupby
 from typing import Any
 
-from django.db.models import Case, Q, QuerySet, When
+from django.db.models import Q, QuerySet
 
 from controlplane.dashboard.choices import choose, choose_region, choose_state
 from controlplane.dashboard.events import EventList, node_events
@@ -55,15 +54,10 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeList:
-    """`page`: number from 1, or 0 if the list is part of another page."""
-
     rows: tuple[NodeRow, ...]
     more: bool
     filtered: bool
-    page: int = 0
-
-    def by_region(self) -> list[tuple[str, list[NodeRow]]]:
-        return [(region, list(rows)) for region, rows in groupby(self.rows, key=lambda row: row.node.region_id)]
+    page: int
 
 
 def node_list(
@@ -80,15 +74,6 @@ def node_list(
     fetched = list(nodes[(page - 1) * NODES_SHOWN : page * NODES_SHOWN + 1])
     rows = tuple(node_row(node, now) for node in fetched[:NODES_SHOWN])
     return NodeList(rows, more=len(fetched) > NODES_SHOWN, filtered=bool(region or state or role or text), page=page)
-
-
-def nodes_by_urgency(*, now: datetime, limit: int) -> NodeList:
-    """The first live nodes by region, those that are not ready or are cordoned first."""
-    ready_last = Case(When(state=NodeState.READY.value, cordoned=False, then=1), default=0)
-    live = Node.objects.exclude(state=NodeState.RETIRED).order_by(ready_last, "region__position", "region_id", "id")
-    chosen = list(live.values_list("pk", flat=True)[: limit + 1])
-    rows = _ordered().filter(pk__in=chosen[:limit])
-    return NodeList(tuple(node_row(node, now) for node in rows), more=len(chosen) > limit, filtered=False)
 
 
 def _ordered() -> "QuerySet[Node]":

@@ -28,6 +28,7 @@ from fleet.nodes.selectors import node_counts_by_region
 from fleet.reconcile.planning.states import POOL_TONE, CellState, CloudRegionState, NodeState, PoolState
 from fleet.regions.models import Region
 from kernel.tones import Tone
+from traffic.region_shares.models import RegionLoss
 
 StateCounts = Mapping[str, Mapping[str, int]]
 """Region -> state -> number."""
@@ -41,7 +42,7 @@ CLOUD_TONE = {
 
 @dataclass(frozen=True, slots=True)
 class RegionRow:
-    """A region in the list. `load`: its last window, or None without a recent one."""
+    """A region in the list. `load`: its last window; `loss`: what its loss would break. None: not known."""
 
     region: Region
     cloud: CloudRegion | None
@@ -50,6 +51,7 @@ class RegionRow:
     cells: int
     ready: int
     load: Point | None
+    loss: RegionLoss | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,7 @@ class RegionPools:
 
 def region_list(now: datetime) -> RegionList:
     """All regions, in four queries."""
-    regions = list(Region.objects.select_related("cloud"))
+    regions = list(Region.objects.select_related("cloud", "loss"))
     nodes, cells = node_counts_by_region(), cell_counts_by_region()
     loads = last_windows([region_subject(region.pk) for region in regions], now)
     return RegionList(tuple(_region_row(region, nodes, cells, loads) for region in regions))
@@ -139,6 +141,7 @@ def _region_row(region: Region, nodes: StateCounts, cells: StateCounts, loads: M
         cells=sum(states.values()),
         ready=states.get(CellState.READY.value, 0),
         load=loads.get(region_subject(region.pk)),
+        loss=getattr(region, "loss", None),
     )
 
 

@@ -43,6 +43,7 @@ from kernel.leases import lease_during
 from traffic.capacity.selectors.autoscaling import ScaledDeployment, scaled_deployments
 from traffic.capacity.selectors.plans import capacity_view, planned_places
 from traffic.demand.services import Forecaster
+from traffic.region_shares.services.losses import region_losses_store
 from traffic.routing.models import PoolHold
 
 LEASE = "autoscaler"
@@ -328,6 +329,7 @@ class Planner:
         has_new = self._forecaster.run_if_due(now=now) is not None
         if has_new:
             self._day.begin(now=now)
+            region_losses_store(now=now)
         self._day.poll(now=now)
         return has_new
 

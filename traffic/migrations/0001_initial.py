@@ -152,6 +152,19 @@ class Migration(migrations.Migration):
             ],
         ),
         migrations.CreateModel(
+            name='RegionLoss',
+            fields=[
+                ('region', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='loss', serialize=False, to='fleet.region')),
+                ('made_at', models.DateTimeField()),
+                ('deployments', models.PositiveIntegerField()),
+                ('is_judged', models.BooleanField()),
+                ('shortages', models.JSONField(default=list)),
+            ],
+            options={
+                'ordering': ['region_id'],
+            },
+        ),
+        migrations.CreateModel(
             name='TrafficMatrix',
             fields=[
                 ('deployment', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='traffic_matrix', serialize=False, to='fleet.deployment')),

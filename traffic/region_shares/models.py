@@ -1,10 +1,14 @@
-"""Region shares: operators' policies and overrides, the shares in force, their history and the last minute of load."""
+"""Region shares: operators' policies and overrides, the shares in force, their history, the last minute of load, and
+what the loss of a region would break."""
+
+from datetime import datetime
 
 from django.db import models
 
 from fleet.deployments.models import Deployment
 from fleet.reconcile.planning.states import choices
 from fleet.regions.models import Region
+from kernel.tones import Tone
 from traffic.region_shares.planning.autopilot import ShiftKind
 from traffic.region_shares.planning.policy import EvacuationMode, OverrideKind, TrafficPolicy, parse_traffic_policy
 
@@ -112,3 +116,36 @@ class TrafficWindow(models.Model):
 
     def __str__(self) -> str:
         return f"{self.deployment_id} in {self.region_id}"
+
+
+class RegionLoss(models.Model):
+    """What breaks if a region is lost at the peak of the next day, as of `made_at`, for `deployments` with a forecast.
+    `shortages`: rows of `planning.losses.Shortage`, the largest first. `is_judged`: all forecasts are based on past
+    errors."""
+
+    region = models.OneToOneField(Region, on_delete=models.CASCADE, primary_key=True, related_name="loss")
+    made_at = models.DateTimeField()
+    deployments = models.PositiveIntegerField()
+    is_judged = models.BooleanField()
+    shortages = models.JSONField(default=list)
+
+    class Meta:
+        ordering = ["region_id"]
+
+    def __str__(self) -> str:
+        return f"loss of {self.region_id}"
+
+    @property
+    def tone(self) -> Tone:
+        return Tone.WARN if self.shortages else Tone.OK
+
+    @property
+    def text(self) -> str:
+        """`holds`, or the largest shortage in a sentence."""
+        if not self.shortages:
+            return "holds"
+        worst, more = self.shortages[0], len(self.shortages) - 1
+        at = datetime.fromisoformat(worst["at"])
+        part = f"{worst['unplaced']:.0f} of {worst['load']:.0f} requests"
+        lacks = f"{worst['deployment']} lacks room for {part} at {at:%H:%M} UTC"
+        return f"{lacks}, and {more} more" if more else lacks

@@ -1,9 +1,11 @@
 """Formats states, times and numbers for every page. It never queries: pages pass `now`."""
 
 import json
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_DOWN, ROUND_UP, Decimal
 from functools import cache, lru_cache
+from math import ceil
 from typing import Any
 
 from django import template
@@ -98,6 +100,33 @@ def chart_rows(chart: Chart) -> SafeString:
             + "</tr>"
             for at, values in chart.rows()
         )
+    )
+
+
+SPARK_POINTS = 60
+"""More are averaged: a sparkline is about a hundred pixels wide."""
+
+
+@register.simple_tag
+def sparkline(values: Sequence[float | None], label: str) -> SafeString:
+    """A line without axes, from 0 up, with its range as text. Gaps stay gaps. "" without values."""
+    size = max(1, ceil(len(values) / SPARK_POINTS))
+    chunks = [[value for value in values[at : at + size] if value is not None] for at in range(0, len(values), size)]
+    points = [sum(chunk) / len(chunk) if chunk else None for chunk in chunks]
+    known = [point for point in points if point is not None]
+    if not known:
+        return SafeString("")
+    step, top = 100 / max(1, len(points) - 1), max(*known, 1e-9)
+    path, pen = [], "M"
+    for place, point in enumerate(points):
+        if point is not None:
+            path.append(f"{pen}{place * step:.1f} {22 - 20 * max(0.0, point) / top:.1f}{'h.01' * (pen == 'M')}")
+        pen = "M" if point is None else "L"
+    return format_html(
+        '<svg class="spark" viewBox="0 0 100 24" preserveAspectRatio="none" role="img" aria-label="{}">'
+        '<path d="{}"/></svg>',
+        f"{label} in the last hour: {quantity(min(known))} to {quantity(max(known))}",
+        "".join(path),
     )
 
 

@@ -18,7 +18,8 @@ RESOURCES = [
     "engine-allowances", "engine-builds", "engine-build-uploads", "compile-caches",
     "tenant-grants", "tenant-webhooks", "request-queues",
     "budgets", "rates", "forecasts", "quotas", "batches", "benchmarks", "configuration-searches", "model-imports",
-    "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations", "groups",
+    "traffic/matrices", "traffic/losses", "traffic/history", "traffic/policies", "traffic/overrides",
+    "traffic/evacuations", "groups",
     "entry", "entry-revisions", "autoscaling/places", "autoscaling/decisions",
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
 ]  # fmt: skip

@@ -64,7 +64,8 @@ def test_it_shows_every_resource() -> None:
         "webhook-deliveries", "certificates", "audit", "events", "apply", "routing-tables", "ingresses", "keys",
         "key-rings", "batches", "benchmarks", "configuration-searches",
         "usage", "forecasts", "budgets", "costs", "rates", "quotas",
-        "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations",
+        "traffic/matrices", "traffic/losses", "traffic/history", "traffic/policies", "traffic/overrides",
+        "traffic/evacuations",
         "entry", "entry-revisions",
         "me", "users", "service-accounts", "groups", "grants", "tokens", "sessions", "approvals", "approval-rules",
     }  # fmt: skip

@@ -108,7 +108,7 @@ def test_a_cell_changes_its_state_before_my_eyes(chromium: Browser, url: str) ->
     expect(square).to_have_attribute("aria-label", f"{CELL} ready")
     change("failed", "the engine died")
     expect(square).to_have_attribute("aria-label", f"{CELL} failed")
-    expect(page.locator("#broken")).to_contain_text("the engine died")
+    expect(page.locator("#status")).to_contain_text("the engine died")
     expect(page.locator("#events")).to_contain_text("is failed: the engine died")
     expect(page).to_have_title("✕ 1 · Overview · Switchyard")
     assert "favicon-problems" in (page.locator("#favicon").get_attribute("href") or "")
@@ -204,7 +204,7 @@ def test_an_outage_is_shown_with_its_age_and_ends_by_itself(chromium: Browser, u
     page = Reader(chromium, url, poll_ms=500).page
     page.context.set_offline(True)
     change("draining", "scaled down")
-    page.evaluate("htmx.trigger('#broken', 'refetch')")
+    page.evaluate("htmx.trigger('#status', 'refetch')")
     banner = page.locator("#disconnected")
     expect(banner).to_be_visible()
     expect(banner).to_contain_text("Switchyard is unreachable")
@@ -218,8 +218,8 @@ def test_an_outage_is_shown_with_its_age_and_ends_by_itself(chromium: Browser, u
 def test_a_refused_fragment_says_so_and_can_be_asked_again(chromium: Browser, url: str) -> None:
     page = Reader(chromium, url).page
     page.route("**/", lambda route: route.fulfill(status=503, body="no"))
-    page.evaluate("htmx.trigger('#broken', 'refetch')")
-    failure = page.locator("#broken [data-failure]")
+    page.evaluate("htmx.trigger('#status', 'refetch')")
+    failure = page.locator("#status [data-failure]")
     expect(failure).to_contain_text("The server returned 503.")
     page.unroute("**/")
     failure.get_by_role("button").click()
@@ -245,7 +245,7 @@ def test_an_open_incident_stays_unfolded_while_the_list_refreshes(chromium: Brow
 def test_a_session_that_ended_leads_back_to_the_login(chromium: Browser, url: str) -> None:
     page = Reader(chromium, url).page
     page.context.clear_cookies()
-    page.evaluate("htmx.trigger('#broken', 'refetch')")
+    page.evaluate("htmx.trigger('#status', 'refetch')")
     expect(page).to_have_url(f"{url}/login/?next=/")
 
 

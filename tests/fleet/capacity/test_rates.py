@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 
 from fleet.capacity.planning.rates import Offer, Source
-from fleet.capacity.selectors import machine_prices
+from fleet.capacity.selectors import machine_costs, machine_prices
 from fleet.clouds.models import CapacityPool
 from fleet.regions.models import Rate
 from models_registry.instance_types.models import InstanceType
@@ -49,3 +49,18 @@ def test_an_operators_rate_comes_before_the_providers_and_that_before_the_list()
     assert machine_prices().changes(NOW, NOW + 2 * HOUR) == (NOW + HOUR,)
     nowhere = machine_prices().of("nowhere", "no.such", NOW)
     assert (nowhere.usd, nowhere.text()) == (None, "unknown price")
+
+
+def test_the_cost_of_all_machines_follows_those_that_were_live() -> None:
+    Rate.objects.create(
+        kind="machine_price", subject=rows.KIND, value=3, valid_from=NOW - 24 * HOUR, actor="a", created_at=NOW
+    )
+    rows.node("n-00000001", created_at=NOW - 24 * HOUR)
+    left = NOW - timedelta(minutes=10)
+    rows.node("n-00000002", created_at=NOW - timedelta(minutes=30), state="retired", state_since=left)
+    rows.node("n-00000003", created_at=NOW - 24 * HOUR, state="retired", state_since=NOW - 3 * HOUR)
+    times = [NOW - timedelta(minutes=minutes) for minutes in (60, 20, 0)]
+    assert machine_costs(times) == ([3.0, 6.0, 3.0], set())
+    rows.machine("m-1", where="us-east-1", runs="n-00000001", market="spot", price_per_hour=9.5)
+    Rate.objects.all().delete()
+    assert machine_costs(times) == ([9.5, 9.5, 9.5], {rows.KIND})

@@ -70,8 +70,8 @@ def test_roles_are_offered_where_cells_are_of_one_type() -> None:
 
 def test_the_overview_says_what_users_get() -> None:
     failing()
-    text = part("rates", "/")
-    assert "<dd>20 %</dd>" in text.replace("\u202f", " ")
+    text = part("numbers", "/")
+    assert "<dd>20 %<svg" in text.replace("\u202f", " ")
 
 
 def test_the_effect_of_scaling_is_shown_first() -> None:

@@ -2,10 +2,11 @@
 
 import pytest
 
-from controlplane.dashboard.overview import broken
+from controlplane.dashboard.overview import status_of
 from fleet.cells.models import Cell, Disruption
 from fleet.deployments.models import DeploymentRegion
 from fleet.faults.models import Incident
+from fleet.faults.pages import fleet_health
 from fleet.faults.planning.views import NO_USABLE_CELL
 from fleet.faults.services.incidents import incident_dismiss
 from fleet.load.models import RefusedRequests
@@ -115,4 +116,4 @@ def test_one_that_was_dismissed_is_quiet_for_its_time(fleet: Steered) -> None:
 def test_an_outage_is_broken_on_the_overview(fleet: Steered) -> None:
     fleet.lose(EAST, 2)
     fleet.run(10)
-    assert opened()[0] in broken(None).incidents  # type: ignore[arg-type]
+    assert opened()[0] in status_of(fleet_health(), 0, fleet.now).incidents

@@ -15,7 +15,7 @@ from fleet.reconcile.planning.states import choices
 from kernel import clock
 from kernel.rest.serializers import StrictSerializer, actor_of, body_of, struct_fields
 from kernel.rest.view_sets import ReadOnlyModelViewSet
-from traffic.region_shares.models import TrafficMatrix, TrafficRule, TrafficShift
+from traffic.region_shares.models import RegionLoss, TrafficMatrix, TrafficRule, TrafficShift
 from traffic.region_shares.planning.autopilot import ShiftKind
 from traffic.region_shares.planning.policy import MOST_UTILISED, POLICY_HELP, TrafficPolicy, traffic_policy_as_json
 from traffic.region_shares.services.overrides import traffic_policy_change
@@ -229,8 +229,48 @@ class TrafficPolicyViewSet(ReadOnlyModelViewSet[Deployment]):
         return Response(self.get_serializer(self.get_object()).data)
 
 
+class ShortageSerializer(serializers.Serializer[Any]):
+    """A deployment that lacks room, in concurrent requests."""
+
+    deployment = serializers.CharField()
+    at = serializers.DateTimeField(help_text="Start of the quarter of an hour in which its forecast load peaks.")
+    load = serializers.FloatField(help_text="Its load then in all regions, p90 of the forecasts.")
+    unplaced = serializers.FloatField(help_text="The part that finds no room below the utilisation cap.")
+
+
+class RegionLossSerializer(serializers.ModelSerializer[RegionLoss]):
+    region = serializers.CharField(source="region_id")
+    deployments = serializers.IntegerField(help_text="Deployments with a forecast.")
+    is_judged = serializers.BooleanField(help_text="Whether all forecasts are based on past errors.")
+    shortages = ShortageSerializer(many=True, help_text="The largest first; empty: the other regions have room.")
+
+    class Meta:
+        model = RegionLoss
+        fields = ["region", "made_at", "deployments", "is_judged", "shortages"]
+
+
+class RegionLossFilter(filters.FilterSet):
+    region = filters.CharFilter(field_name="region_id")
+
+
+class RegionLossViewSet(ReadOnlyModelViewSet[RegionLoss]):
+    """What breaks if a region is lost when load peaks in the next day (N+1). Renewed with the forecasts, every five
+    minutes; empty without recent ones."""
+
+    queryset = RegionLoss.objects.all()
+    serializer_class = RegionLossSerializer
+    filterset_class = RegionLossFilter
+    lookup_field = "region_id"
+    lookup_url_kwarg = "region"
+    lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("region_id",)
+    row_key = "region"
+    columns = "REGION, DEPLOYMENTS, SHORTAGES, MADE=made_at:age, JUDGED=is_judged"
+
+
 ROUTES = (
     ("traffic/matrices", MatrixViewSet, "matrix"),
     ("traffic/history", ShiftViewSet, "shift"),
+    ("traffic/losses", RegionLossViewSet, "region-loss"),
     ("traffic/policies", TrafficPolicyViewSet, "traffic-policy"),
 )

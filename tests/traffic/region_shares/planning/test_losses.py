@@ -1,0 +1,56 @@
+"""N+1: which deployments lack room if a region is lost at the peak of the next day."""
+
+from datetime import UTC, datetime, timedelta
+
+from traffic.region_shares.planning.losses import ExpectedDeployment, ExpectedPlace, Shortage, plan_region_losses
+from traffic.region_shares.planning.placement import latencies_ms
+from traffic.region_shares.planning.policy import TrafficPolicy
+
+AT = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
+EAST, WEST, EU = "us-east-1", "us-west-2", "eu-west-1"
+LATENCY = latencies_ms((EAST, WEST, EU), {})
+
+
+def losses(
+    demand: dict[str, list[float]], capacity: dict[str, float], policy: TrafficPolicy | None = None
+) -> dict[str, tuple[Shortage, ...]]:
+    places = {
+        region: ExpectedPlace(loads, [capacity.get(region, 0.0)] * len(loads)) for region, loads in demand.items()
+    }
+    one = ExpectedDeployment("chat", AT, 900, places, policy or TrafficPolicy())
+    found = plan_region_losses([one], LATENCY)
+    return {
+        region: tuple(Shortage(row.deployment, row.at, row.load, round(row.unplaced, 1)) for row in rows)
+        for region, rows in found.items()
+    }
+
+
+def test_the_peak_slot_decides_and_four_fifths_of_the_rest_are_room() -> None:
+    found = losses({EAST: [10, 40], WEST: [10, 20]}, {EAST: 100, WEST: 50})
+    assert found == {
+        EAST: (Shortage("chat", AT + timedelta(seconds=900), 60, 20.0),),  # 60 requests, room for 0.8 * 50
+        WEST: (),
+    }
+
+
+def test_a_region_without_cells_is_missed_by_no_request() -> None:
+    assert losses({EAST: [10], EU: [5]}, {EAST: 100})[EU] == ()
+
+
+def test_requests_that_must_stay_at_home_break_with_it() -> None:
+    kept = TrafficPolicy(residency={EU: (EU,)})
+    found = losses({EAST: [1], EU: [30]}, {EAST: 1000, EU: 100}, kept)
+    assert found == {EAST: (), EU: (Shortage("chat", AT, 31, 30.0),)}
+
+
+def test_what_lacks_room_in_any_case_is_not_counted_as_lost() -> None:
+    found = losses({EAST: [100], WEST: [0]}, {EAST: 50, WEST: 50})
+    assert found[WEST] == (Shortage("chat", AT, 100, 40.0),)
+    assert found[EAST] == (Shortage("chat", AT, 100, 40.0),)
+
+
+def test_the_largest_shortage_comes_first() -> None:
+    places = {EAST: ExpectedPlace([10], [100]), WEST: ExpectedPlace([10], [0])}
+    larger = {EAST: ExpectedPlace([40], [100]), WEST: ExpectedPlace([10], [0])}
+    rows = [ExpectedDeployment(name, AT, 900, one, TrafficPolicy()) for name, one in (("a", places), ("b", larger))]
+    assert [row.deployment for row in plan_region_losses(rows, LATENCY)[EAST]] == ["b", "a"]

@@ -1,0 +1,67 @@
+"""The loss of a region from the fleet's rows, for pages and the API."""
+
+from datetime import timedelta
+
+import pytest
+
+from fleet.capacity.models import DayPlan, DayPlanPlace
+from fleet.deployments.models import DeploymentRegion
+from models_registry.versions.models import ModelVersion
+from tests.controlplane.api.client import bearer
+from tests.controlplane.dashboard.clients import fragment, signed_in
+from tests.fleet import rows
+from tests.traffic.rows import EAST, MADE, forecast_row
+from traffic.region_shares.models import RegionLoss
+from traffic.region_shares.services.losses import region_losses_store
+
+pytestmark = pytest.mark.django_db
+
+WEST = "us-west-2"
+NOW = MADE + timedelta(seconds=20)
+
+
+@pytest.fixture(autouse=True)
+def _two_regions() -> None:
+    """Two cells for 64 requests in the east, one in the west."""
+    rows.deployment(cells=2, where=EAST)
+    rows.deployment(cells=1, where=WEST)
+    ModelVersion.objects.update(max_concurrency=64)
+
+
+def test_a_loss_is_stored_shown_and_served() -> None:
+    forecast_row(75)
+    assert region_losses_store(now=NOW) == 1
+    east, west = RegionLoss.objects.all()
+    assert (east.region_id, west.shortages) == (EAST, [])
+    assert east.shortages[0]["load"] == 90.0
+    assert round(east.shortages[0]["unplaced"]) == round(90 - 0.8 * 64)
+    said = "sim-70b lacks room for 39 of 90 requests at 12:00 UTC"
+    for url, name in (("/", "map"), ("/regions/", "regions-table")):
+        text = fragment(signed_in(), url, name)
+        assert said in text
+        assert "holds" in text
+    found = bearer().get(f"/api/v1/traffic/losses/{EAST}").json()
+    assert (found["deployments"], found["shortages"][0]["deployment"]) == (1, "sim-70b")
+
+
+def test_cells_that_the_plan_of_the_day_has_then_count() -> None:
+    forecast_row(75)
+    DeploymentRegion.objects.filter(region=WEST).update(cells_min=1, cells_max=4)
+    plan = DayPlan.objects.create(at=MADE, made_at=MADE, slot_s=900, solver="x", took_s=1, shifts=0, dollars=[])
+    DayPlanPlace.objects.create(
+        plan=plan, deployment_id="sim-70b", region_id=WEST, cells=[2] * 96, expected=[0.0] * 96, cover=[0.0] * 96
+    )
+    assert region_losses_store(now=NOW) == 0
+
+
+def test_without_a_recent_forecast_nothing_is_said() -> None:
+    forecast_row(75)
+    region_losses_store(now=NOW)
+    assert region_losses_store(now=NOW + timedelta(hours=1)) == 0
+    assert not RegionLoss.objects.exists()
+    assert "no forecast" in fragment(signed_in(), "/regions/", "regions-table")
+
+
+def test_batches_wait_and_lack_nothing() -> None:
+    forecast_row(750, serving_class="batch")
+    assert region_losses_store(now=NOW) == 0

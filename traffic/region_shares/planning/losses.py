@@ -1,0 +1,76 @@
+"""Which deployments lack capacity if a region is lost when their load peaks in the next day (N+1). Pure. Requests that
+arrive in the lost region count as if they arrived elsewhere: they go where residency and room let them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from traffic.region_shares.planning.placement import LEAST_DEMAND, PlacementProblem, ServingRegion, place_demand
+from traffic.region_shares.planning.policy import ActiveOverrides, TrafficPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedPlace:
+    """A deployment in a region: `demand` that arrives there (p90), and tested `capacity`, both in concurrent requests
+    by slot."""
+
+    demand: Sequence[float]
+    capacity: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedDeployment:
+    """`places` by region. All have the same number of slots of `slot_s` seconds from `at` on."""
+
+    name: str
+    at: datetime
+    slot_s: int
+    places: Mapping[str, ExpectedPlace]
+    policy: TrafficPolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """Of `load` concurrent requests in the peak slot from `at` on, `unplaced` find no room below the utilisation cap
+    once the region is lost, beyond those that find none in any case."""
+
+    deployment: str
+    at: datetime
+    load: float
+    unplaced: float
+
+
+def plan_region_losses(
+    deployments: Sequence[ExpectedDeployment], latency_ms: Mapping[tuple[str, str], float]
+) -> dict[str, tuple[Shortage, ...]]:
+    """Lost region -> its shortages, the largest first. `latency_ms` has every pair of regions."""
+    found: dict[str, list[Shortage]] = {}
+    for one in deployments:
+        slot, load = _peak(one)
+        before = _unplaced(one, slot, "", latency_ms)
+        for region in one.places:
+            more = _unplaced(one, slot, region, latency_ms) - before
+            rows = found.setdefault(region, [])
+            if more > LEAST_DEMAND * len(one.places):
+                rows.append(Shortage(one.name, one.at + timedelta(seconds=slot * one.slot_s), load, more))
+    return {
+        region: tuple(sorted(rows, key=lambda row: (-row.unplaced, row.deployment))) for region, rows in found.items()
+    }
+
+
+def _peak(one: ExpectedDeployment) -> tuple[int, float]:
+    """The slot with the highest load over all regions, and that load."""
+    totals = [sum(slots) for slots in zip(*(place.demand for place in one.places.values()), strict=True)]
+    slot = max(range(len(totals)), key=lambda number: (totals[number], -number), default=0)
+    return slot, totals[slot] if totals else 0.0
+
+
+def _unplaced(one: ExpectedDeployment, slot: int, lost: str, latency_ms: Mapping[tuple[str, str], float]) -> float:
+    demand = {region: max(LEAST_DEMAND, place.demand[slot]) for region, place in one.places.items()}
+    places = {
+        region: ServingRegion(region, place.capacity[slot], place.capacity[slot])
+        for region, place in one.places.items()
+        if region != lost
+    }
+    task = PlacementProblem(demand, places, one.policy, ActiveOverrides(), latency_ms)
+    return sum(place_demand(task).unplaced.values())
