@@ -13,6 +13,7 @@ from fleet.machines.services.provisioning import Provisioning
 from fleet.nodes.services.reports import node_logs_trim
 from fleet.reconcile.selectors.cache import FleetCache
 from fleet.reconcile.services import reconcile_alone
+from fleet.recorder.services import Recorder, rounds_trim
 from fleet.regions.services import application_certificates_check
 from fleet.releases.services.releases import AgentRollouts
 from fleet.rollouts.services import rollout_points_keep
@@ -24,12 +25,13 @@ RECONCILE_FOR_S = 0.75
 """Then the next pass looks again."""
 
 _fleet = FleetCache()
+_recorder = Recorder()
 
 
 @shared_task(name="fleet.reconcile", base=ControlLoop)
 def reconcile_fleet() -> bool:
     """A pass of the control loop; False: another controller is at it."""
-    return reconcile_alone(cache=_fleet, limit_s=RECONCILE_FOR_S) is not None
+    return reconcile_alone(cache=_fleet, limit_s=RECONCILE_FOR_S, recorder=_recorder) is not None
 
 
 _provisioning = Provisioning()
@@ -116,3 +118,4 @@ def judge_speculation_drift() -> None:
 def trim_history() -> None:
     history_trim(now=clock.now())
     node_logs_trim(now=clock.now())
+    rounds_trim(now=clock.now())

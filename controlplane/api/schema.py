@@ -200,6 +200,8 @@ def _statuses(path: str, method: str, operation: JsonObject) -> list[HTTPStatus]
         statuses += [HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNSUPPORTED_MEDIA_TYPE]
     if "timeout" in named:
         statuses.append(HTTPStatus.GONE)
+    if "set" in named:
+        statuses.append(HTTPStatus.CONFLICT)  # a recording that cannot be decoded
     if idempotency.HEADER in named:
         statuses.append(HTTPStatus.UNPROCESSABLE_ENTITY)
     if "If-Match" in named:

@@ -16,6 +16,7 @@ from controlplane.api.audit import AuditViewSet
 from controlplane.api.events import EventViewSet
 from controlplane.api.schema import Documentation, Schema
 from controlplane.api.what_if import PlanViewSet
+from controlplane.api.why import ROUTES as WHY
 from kernel.nouns import noun_modules
 
 SCHEMA_CACHED_S = 3600
@@ -47,6 +48,7 @@ OWN = (
     ("events", EventViewSet, "event"),
     ("apply", ApplyViewSet, "apply"),
     ("plan", PlanViewSet, "plan"),
+    *WHY,
 )
 APPS = ("accounts", "fleet", "models_registry", "traffic")
 FOUND = (route for app in APPS for module in noun_modules(app, "api") for route in getattr(module, "ROUTES", ()))

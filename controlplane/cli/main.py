@@ -32,6 +32,7 @@ from controlplane.cli.commands import (
     show,
     speculation,
     usage,
+    why,
 )
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
@@ -128,6 +129,7 @@ for part in (
         engine.app,
         entry.app,
         observe.app,
+        why.app,
         chat.app,
         batch.app,
     ),

@@ -1,4 +1,5 @@
 import django.contrib.postgres.fields
+import django.contrib.postgres.indexes
 import django.core.validators
 import django.db.models.deletion
 import fleet.webhooks.models
@@ -1110,6 +1111,26 @@ class Migration(migrations.Migration):
         migrations.AddConstraint(
             model_name='rollout',
             constraint=models.UniqueConstraint(condition=models.Q(('state__in', ['baking', 'paused', 'rolling_back', 'running'])), fields=('deployment',), name='rollout_active_once'),
+        ),
+        migrations.CreateModel(
+            name='RecordedRound',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('at', models.DateTimeField(db_index=True)),
+                ('planner', models.CharField(max_length=64)),
+                ('decided', models.PositiveIntegerField()),
+                ('reasons', models.JSONField(default=list)),
+                ('subjects', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=240), default=list, size=None)),
+                ('inputs', models.BinaryField(null=True)),
+                ('size', models.PositiveIntegerField(default=0)),
+                ('schema', models.CharField(max_length=16)),
+                ('release', models.CharField(max_length=64)),
+                ('base', models.ForeignKey(null=True, on_delete=django.db.models.deletion.DO_NOTHING, related_name='followers', to='fleet.recordedround')),
+            ],
+            options={
+                'ordering': ['-id'],
+                'indexes': [django.contrib.postgres.indexes.GinIndex(fields=['subjects'], name='round_subjects')],
+            },
         ),
         *_BY_HAND,
     ]

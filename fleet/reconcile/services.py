@@ -49,6 +49,8 @@ from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.states import NodeState
 from fleet.reconcile.selectors.cache import FleetCache
 from fleet.reconcile.selectors.snapshot import fleet_view
+from fleet.recorder.planning.encoding import Decided, Round
+from fleet.recorder.services import Recorder
 from fleet.rollouts import services as rollouts
 from kernel import clock, wake_ups
 from kernel.leases import lease_release, lease_take, this_holder
@@ -70,11 +72,15 @@ def reconcile(*, settings: FleetSettings | None = None, cache: FleetCache | None
 
 
 def reconcile_alone(
-    *, settings: FleetSettings | None = None, cache: FleetCache | None = None, limit_s: float = math.inf
+    *,
+    settings: FleetSettings | None = None,
+    cache: FleetCache | None = None,
+    limit_s: float = math.inf,
+    recorder: Recorder | None = None,
 ) -> int | None:
     """Runs a pass, or returns None if another process does. Returns the number of applied decisions. `cache`: of
     earlier passes. A pass that exceeds `limit_s` or `LOADS_PER_PASS` times its first load stops and wakes the next one,
-    because newer events may be more urgent."""
+    because newer events may be more urgent. `recorder`: stores what was decided, after the lease is released."""
     one = _Pass(settings or FleetSettings(), cache or FleetCache(), limit_s)
     if not one.holds_lease():
         return None
@@ -82,16 +88,19 @@ def reconcile_alone(
         return one.run()
     finally:
         lease_release(name=LEASE, holder=one.holder, now=clock.now())
+        if recorder is not None:
+            recorder.record(one.rounds)
         if one.is_cut:
             wake_ups.send("fleet.reconcile")
 
 
 class _Pass:
-    """`is_cut`: it ran out of time and left decisions over."""
+    """`is_cut`: it ran out of time and left decisions over. `rounds`: those that changed something."""
 
     def __init__(self, settings: FleetSettings, cache: FleetCache, limit_s: float) -> None:
         self.holder = this_holder()
         self.is_cut = False
+        self.rounds: list[Round] = []
         self._settings = settings
         self._cache = cache
         self._began_s = monotonic()
@@ -123,17 +132,25 @@ class _Pass:
         changes."""
         now = clock.now()
         view = fleet_view(now=now, settings=self._settings, cache=self._cache)
+        decided: list[Decided] = []
         for planner in PLANNERS:
-            if done := self._apply_all(planner(view, self._settings, now)):
-                return done
+            decisions = planner(view, self._settings, now)
+            applied = {id(decision) for decision in self._apply_all(decisions)}
+            if decisions:
+                flags = tuple(id(decision) in applied for decision in decisions)
+                decided.append(Decided(planner.__name__, decisions, flags))
+            if applied:
+                self.rounds.append(Round(view, self._settings, now, tuple(decided)))
+                return len(applied)
         return 0
 
-    def _apply_all(self, decisions: Iterable[Decision]) -> int:
+    def _apply_all(self, decisions: Iterable[Decision]) -> list[Decision]:
+        """Returns the decisions that were applied."""
         steps = list(_steps(decisions))
         if steps and self._over_s is None:
             looked_s = monotonic() - self._began_s
             self._over_s = self._began_s + max(self._limit_s, LOADS_PER_PASS * looked_s)
-        done = 0
+        done: list[Decision] = []
         self._renewed_s = -math.inf  # planning may have taken long
         for position, step in enumerate(steps):
             if position and self._is_over():
@@ -165,22 +182,22 @@ def _steps(decisions: Iterable[Decision]) -> Iterator[Decision | list[MoveNode]]
     yield from alone
 
 
-def _move_nodes(moves: list[MoveNode]) -> int:
+def _move_nodes(moves: list[MoveNode]) -> list[MoveNode]:
     moved = nodes.nodes_move(moves, now=clock.now())
     applied = {move.node for move in moved}
     for move in moves:
         log.info("%s" if move.node in applied else "dropped, the next pass replans: %s", move)
-    return len(moved)
+    return [move for move in moves if move.node in applied]
 
 
-def _apply_one(decision: Decision) -> bool:
+def _apply_one(decision: Decision) -> list[Decision]:
     try:
         apply(decision, clock.now())
     except (StaleDecision, IntegrityError) as stale:
         log.info("dropped, the next pass replans: %s (%s)", decision, stale)
-        return False
+        return []
     log.info("%s", decision)
-    return True
+    return [decision]
 
 
 def apply(decision: Decision, now: datetime) -> None:

@@ -27,7 +27,8 @@ READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
     "GET usage", "GET costs", "GET usage/responses", "GET autoscaling", "GET capacity-plan", "GET me",
     "GET benchmarks/best", "GET benchmarks/{id}/histograms",
     "GET model-versions/{id}/diff", "GET model-versions/{id}/calibration", "GET cells/{id}/logs", "GET keys/policy",
-    "GET model-versions/{id}/memory",
+    "GET model-versions/{id}/memory", "GET replay/rounds/{id}", "GET replay/incidents/{id}",
+    "GET why/cell/{id}", "GET why/node/{id}", "GET why/deployment/{id}", "GET why/rollout/{id}", "GET why/share/{id}",
     "GET cells/{id}/load", "GET deployments/{id}/load", "GET regions/{id}/load",
 }  # fmt: skip
 ASKED_BY_POST = {  # and nothing is changed

@@ -1,0 +1,348 @@
+"""Why something is as it is, and replays of recorded rounds, over HTTP. Merges what the reconciler recorded with the
+decisions of the autoscaler and the autopilot. Changes nothing."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from enum import StrEnum
+from typing import Any
+
+from django.http import Http404
+from drf_spectacular.utils import OpenApiParameter, extend_schema
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from controlplane.forecast_budget import FORECASTS
+from controlplane.what_if import HasTime
+from fleet.autoscaling.models import ScalingDecision
+from fleet.faults.models import Incident
+from fleet.recorder.models import RecordedRound
+from fleet.recorder.planning.encoding import CannotDecode
+from fleet.recorder.planning.explanations import Facts, Subject, is_told, reason_of
+from fleet.recorder.planning.replay import InvalidSetting, ReplayedRound, replay
+from fleet.recorder.selectors import (
+    StoredReason,
+    alternatives_of,
+    present,
+    reasons_about,
+    round_by_id,
+    rounds_decoded,
+    rounds_of_incident,
+    subjects_of,
+)
+from kernel import clock
+from kernel.refusals import Conflict, InvalidInput
+from kernel.rest.view_sets import ViewSet
+from traffic.region_shares.models import TrafficMatrix, TrafficShift
+
+DECISIONS, DECISIONS_MOST = 10, 100
+ROUNDS, ROUNDS_MOST = 30, 200
+SHARE = "share"
+NOT_RECORDED = (
+    "Passes that decided nothing are not recorded, so another setting may also have decided something in them."
+)
+EACH_ON_ITS_OWN = (
+    "Each round is decided on its recorded inputs; effects of other decisions on later rounds are not shown."
+)
+
+
+class AlternativeSerializer(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    why_not = serializers.CharField()
+
+
+class ReasonSerializer(serializers.Serializer[Any]):
+    """A decision: the rule that it follows, the inputs that mattered, and the limits that they were compared with."""
+
+    round = serializers.IntegerField(allow_null=True, help_text="Its recorded round, for `/replay/rounds/{id}`.")
+    at = serializers.DateTimeField()
+    decision = serializers.CharField()
+    planner = serializers.CharField()
+    rule = serializers.CharField()
+    reason = serializers.CharField()
+    subjects = serializers.ListField(child=serializers.CharField(), help_text="What it is about, as `cell:NAME`.")
+    inputs = serializers.DictField()
+    limits = serializers.DictField()
+    alternatives = AlternativeSerializer(many=True, allow_null=True, help_text="Only with `alternatives=true`.")
+
+
+class WhySerializer(serializers.Serializer[Any]):
+    """`now`: why it is as it is, from the current state of the fleet. `decisions`: the newest about it."""
+
+    kind = serializers.CharField()
+    name = serializers.CharField()
+    now = serializers.ListField(child=serializers.CharField())
+    decisions = ReasonSerializer(many=True)
+    notes = serializers.ListField(child=serializers.CharField(), help_text="What is missing here, and why.")
+
+
+def flag(name: str, text: str) -> OpenApiParameter:
+    return OpenApiParameter(name, bool, description=text)
+
+
+class WhyViewSet(ViewSet):
+    """Why an object is as it is."""
+
+    kind = ""
+    lookup_value_regex = r"[^/\x00]{1,200}"
+
+    @extend_schema(
+        responses=WhySerializer,
+        parameters=[
+            OpenApiParameter("limit", int, description=f"Decisions, at most {DECISIONS_MOST}; default {DECISIONS}."),
+            flag("current", "`false` leaves out `now`, which loads the whole fleet."),
+            flag("alternatives", "The other choices of placements and drains, from their recorded rounds."),
+        ],
+    )
+    def retrieve(self, request: Request, id: str) -> Response:
+        """Explain an object: the newest decisions about it, and what it waits for. 503 with `Retry-After` while another
+        forecast runs or after your forecasts of this minute are used up."""
+        limit = _limit(request, DECISIONS, DECISIONS_MOST)
+        notes: list[str] = []
+        if self.kind == SHARE:
+            found = {"now": _shares_now(id), "decisions": _shifts(id, limit)}
+        else:
+            subject = Subject(self.kind)
+            decisions = _decisions_about(subject, id, limit)
+            if _is_set(request, "alternatives"):
+                decisions = _with_alternatives(decisions, notes)
+            sentences: list[str] = []
+            if not _is_set(request, "current", "false"):
+                with FORECASTS.take(request.user.get_username()):
+                    sentences = present(clock.now()).of(subject, id)
+            found = {"now": sentences, "decisions": decisions}
+            if not decisions and not sentences:
+                raise Http404
+        return Response(WhySerializer({"kind": self.kind, "name": id, "notes": notes, **found}).data)
+
+
+def _is_set(request: Request, name: str, value: str = "true") -> bool:
+    stated = request.query_params.get(name, "")
+    if stated not in {"", "true", "false"}:
+        raise InvalidInput(field=name, rule="boolean", message=f"use true or false, not {stated[:20]!r}")
+    return stated == value
+
+
+def _limit(request: Request, default: int, most: int) -> int:
+    stated = request.query_params.get("limit", str(default))
+    if not (stated.isascii() and stated.isdigit() and len(stated) < 6 and 1 <= int(stated) <= most):
+        raise InvalidInput(field="limit", rule="range", message=f"use 1 to {most}, not {stated[:20]!r}")
+    return int(stated)
+
+
+def _decisions_about(subject: Subject, name: str, limit: int) -> list[StoredReason]:
+    found = reasons_about(subject.named(name), limit)
+    if subject is Subject.DEPLOYMENT:
+        scalings = ScalingDecision.objects.filter(deployment=name).order_by("-id")[:limit]
+        found += [*map(_scaling, scalings), *_shifts(name, limit)]
+    return sorted(found, key=lambda one: one.at, reverse=True)[:limit]
+
+
+def _scaling(row: ScalingDecision) -> StoredReason:
+    return StoredReason(
+        None,
+        row.at,
+        "Scale" if row.acted else "WouldScale",
+        "autoscaler",
+        row.rule,
+        f"{row.was} to {row.wanted} cells in {row.region_id}: {row.reason}",
+        (Subject.DEPLOYMENT.named(row.deployment_id), Subject.REGION.named(row.region_id)),
+        dict(row.load),
+    )
+
+
+def _shifts(name: str, limit: int) -> list[StoredReason]:
+    """Changes of a deployment's region shares, of `DEPLOYMENT@REGION` only those of this origin."""
+    deployment, _, region = name.partition("@")
+    rows = list(TrafficShift.objects.filter(deployment=deployment).order_by("-id")[: limit + 1])
+    found = []
+    for number, row in enumerate(rows[:limit]):
+        before = rows[number + 1].shares if number + 1 < len(rows) else {}
+        origins = [region] if region else sorted(row.shares)
+        changed = {one: row.shares.get(one) for one in origins if row.shares.get(one) != before.get(one)}
+        if changed:
+            inputs = {f"from {one}": _share_text(before.get(one), after) for one, after in changed.items()}
+            about = (Subject.DEPLOYMENT.named(deployment), *map(Subject.REGION.named, changed))
+            found.append(
+                StoredReason(
+                    None, row.at, "Shift", "autopilot", row.kind, row.reason, about, inputs, {"moved": row.moved}
+                )
+            )
+    return found
+
+
+def _share_text(before: Mapping[str, float] | None, after: Mapping[str, float] | None) -> str:
+    def one(row: Mapping[str, float] | None) -> str:
+        return ", ".join(f"{region} {share:.0%}" for region, share in sorted((row or {}).items()) if share) or "none"
+
+    return f"{one(before)} -> {one(after)}"
+
+
+def _shares_now(name: str) -> list[str]:
+    deployment, _, region = name.partition("@")
+    matrix = TrafficMatrix.objects.filter(deployment=deployment).first()
+    if matrix is None or (region and region not in matrix.shares):
+        raise Http404
+    origins = [region] if region else sorted(matrix.shares)
+    sentences = [f"Requests from {one} go to {_share_text(None, matrix.shares[one])[8:]}." for one in origins]
+    if matrix.held:
+        sentences.append(f"The shares have been kept since {matrix.held_since:%Y-%m-%d %H:%M:%S}: {matrix.held}.")
+    return sentences
+
+
+def _with_alternatives(decisions: list[StoredReason], notes: list[str]) -> list[StoredReason]:
+    """Of the newest placement or drain, because each means reading its recording."""
+    for number, one in enumerate(decisions):
+        if one.decision in {"StartCell", "DrainCell"} and one.round is not None:
+            try:
+                decisions[number] = replace(one, alternatives=alternatives_of(one))
+            except CannotDecode as wrong:
+                notes.append(f"Alternatives are unknown: {wrong}.")
+            return decisions
+    return decisions
+
+
+# --- replay ----------------------------------------------------------------------------------------------------------
+
+
+class Outcome(StrEnum):
+    """Of one decision in a replay: made then and now, only then, or only now."""
+
+    SAME = "same"
+    GONE = "gone"
+    NEW = "new"
+
+
+class ReplayedDecisionSerializer(serializers.Serializer[Any]):
+    outcome = serializers.ChoiceField(
+        choices=[one.value for one in Outcome], help_text="`gone`: only recorded; `new`: only in the replay."
+    )
+    applied = serializers.BooleanField(help_text="Whether the recorded one was applied; stale ones are dropped.")
+    decision = serializers.CharField()
+    planner = serializers.CharField()
+    rule = serializers.CharField()
+    reason = serializers.CharField()
+    subjects = serializers.ListField(child=serializers.CharField())
+    inputs = serializers.DictField()
+    limits = serializers.DictField()
+
+
+class ReplayedRoundSerializer(serializers.Serializer[Any]):
+    id = serializers.IntegerField()
+    at = serializers.DateTimeField()
+    release = serializers.CharField()
+    same = serializers.BooleanField(help_text="All decisions of the round are the same, also those not shown.")
+    decisions = ReplayedDecisionSerializer(many=True)
+
+
+class ReplaySerializer(serializers.Serializer[Any]):
+    settings = serializers.DictField(child=serializers.CharField(), help_text="Changed settings.")
+    rounds = ReplayedRoundSerializer(many=True)
+    same = serializers.BooleanField(help_text="All rounds decided the same.")
+    notes = serializers.ListField(child=serializers.CharField())
+
+
+SET = OpenApiParameter(
+    "set",
+    str,
+    many=True,
+    description="Another setting, such as `lost_after_s=60` or `faults.close_after_s=10`; may be repeated.",
+)
+
+
+class ReplayRoundViewSet(ViewSet):
+    """Recorded rounds, decided again."""
+
+    lookup_value_regex = "[0-9]{1,18}"
+
+    @extend_schema(responses=ReplaySerializer, parameters=[SET])
+    def retrieve(self, request: Request, id: str) -> Response:
+        """Decide a recorded round again, with its settings or with others. 409 if its inputs were deleted or belong to
+        another release."""
+        row = round_by_id(int(id))
+        if row is None:
+            raise Http404
+        return _replayed(request, [row], [])
+
+
+class ReplayIncidentViewSet(ViewSet):
+    """Recorded rounds around an incident, decided again."""
+
+    lookup_value_regex = "[0-9]{1,18}"
+
+    @extend_schema(
+        responses=ReplaySerializer,
+        parameters=[
+            SET,
+            OpenApiParameter("limit", int, description=f"Rounds, at most {ROUNDS_MOST}; default {ROUNDS}."),
+        ],
+    )
+    def retrieve(self, request: Request, id: str) -> Response:
+        """Decide the recorded rounds about an incident again, with their settings or with others. 409 if their inputs
+        were deleted or belong to another release."""
+        incident = Incident.objects.filter(pk=int(id)).first()
+        if incident is None:
+            raise Http404
+        rows = rounds_of_incident(incident, _limit(request, ROUNDS, ROUNDS_MOST))
+        return _replayed(request, rows, subjects_of(incident))
+
+
+def _changes(request: Request) -> dict[str, str]:
+    stated = [one.partition("=") for one in request.query_params.getlist("set")]
+    if wrong := [name for name, sign, _ in stated if not sign]:
+        raise InvalidInput(field="set", rule="form", message=f"{wrong[0][:80]!r} is not of the form name=value")
+    return {name: value for name, _, value in stated}
+
+
+def _replayed(request: Request, rows: list[RecordedRound], about: list[str]) -> Response:
+    changes = _changes(request)
+    notes = [NOT_RECORDED, EACH_ON_ITS_OWN] if changes else []
+    try:
+        with FORECASTS.take(request.user.get_username()) as has_time:
+            rounds = _rounds(rows, changes, about, notes, has_time)
+    except InvalidSetting as wrong:
+        raise InvalidInput(field="set", rule="setting", message=str(wrong)) from None
+    except CannotDecode as wrong:
+        raise Conflict(str(wrong)) from None
+    same = all(one["same"] for one in rounds)
+    return Response(ReplaySerializer({"settings": changes, "rounds": rounds, "same": same, "notes": notes}).data)
+
+
+def _rounds(
+    rows: list[RecordedRound], changes: Mapping[str, str], about: list[str], notes: list[str], has_time: HasTime
+) -> list[dict[str, Any]]:
+    shown: list[dict[str, Any]] = []
+    for row, one in rounds_decoded(rows):
+        if not has_time():
+            notes.append(f"Only the first {len(shown)} of {len(rows)} rounds: the time of this request is used up.")
+            break
+        done = replay(one, changes)
+        decisions = _shown(done, about)
+        shown.append({"id": row.pk, "at": row.at, "release": row.release, "same": done.is_same, "decisions": decisions})
+    if not rows:
+        notes.append("No recorded round is about it: nothing was decided, or its recording was deleted.")
+    return shown
+
+
+def _shown(done: ReplayedRound, about: list[str]) -> list[dict[str, Any]]:
+    """Decisions about the incident, and all that differ."""
+    facts = Facts(done.round.view, done.round.settings, done.round.now)
+    found = []
+    for one in filter(lambda compared: is_told(compared.decision), done.compared):
+        reason = reason_of(one.decision, one.planner, facts)
+        outcome = Outcome.SAME if one.recorded and one.replayed else Outcome.GONE if one.recorded else Outcome.NEW
+        if not about or outcome is not Outcome.SAME or set(about) & set(reason.subjects):
+            found.append({"outcome": outcome.value, "applied": one.applied, **asdict(reason)})
+    return found[:DECISIONS_MOST]
+
+
+def _why(kind: str) -> type[WhyViewSet]:
+    return type(f"{kind.title()}WhyViewSet", (WhyViewSet,), {"kind": kind, "__doc__": f"Why a {kind} is as it is."})
+
+
+KINDS = (Subject.CELL, Subject.NODE, Subject.DEPLOYMENT, Subject.ROLLOUT)
+ROUTES = (
+    *((f"why/{kind}", _why(kind), f"why-{kind}") for kind in (*KINDS, SHARE)),
+    ("replay/rounds", ReplayRoundViewSet, "replayed-round"),
+    ("replay/incidents", ReplayIncidentViewSet, "replayed-incident"),
+)

@@ -1,0 +1,149 @@
+"""Reads the flight recorder: why something was decided, and recorded rounds with their inputs. Never writes."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import islice
+from typing import Any
+
+from fleet.clouds.models import CapacityPool
+from fleet.faults.models import Incident
+from fleet.reconcile.planning.settings import FleetSettings
+from fleet.reconcile.selectors.snapshot import fleet_view
+from fleet.recorder.models import RecordedRound
+from fleet.recorder.planning.current import PausedPool, Present
+from fleet.recorder.planning.encoding import CannotDecode, Round, decode_rounds
+from fleet.recorder.planning.explanations import Alternative, Subject, alternatives
+
+BEFORE_INCIDENT = timedelta(seconds=60)
+AFTER_OPENING = timedelta(minutes=10)
+"""An incident that stays open explains no more rounds than these."""
+ROUNDS_READ = 400
+"""Of the time of an incident; in a busy fleet only a few of them are about it."""
+ABOUT = ("id", "base_id", "at", "planner", "decided", "reasons", "schema", "release")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredReason:
+    """A decision and why, as it was stored. `inputs`, `limits`: by name. `replayable`: its round still has its
+    inputs. `alternatives`: None if they were not requested, or are unknown."""
+
+    round: int | None
+    at: datetime
+    decision: str
+    planner: str
+    rule: str
+    reason: str
+    subjects: tuple[str, ...]
+    inputs: Mapping[str, Any] = field(default_factory=dict)
+    limits: Mapping[str, Any] = field(default_factory=dict)
+    alternatives: tuple[Alternative, ...] | None = None
+
+
+def reasons_about(subject: str, limit: int) -> list[StoredReason]:
+    """The newest decisions about `cell:c-1`, newest first. One query."""
+    rows = RecordedRound.objects.filter(subjects__contains=[subject]).order_by("-id").only(*ABOUT)[:limit]
+    found = (reason for row in rows for reason in reversed(_reasons_of(row)) if subject in reason.subjects)
+    return list(islice(found, limit))
+
+
+def _reasons_of(row: RecordedRound) -> list[StoredReason]:
+    return [
+        StoredReason(
+            row.pk,
+            row.at,
+            one["decision"],
+            one["planner"],
+            one["rule"],
+            one["reason"],
+            tuple(one["subjects"]),
+            one.get("inputs", {}),
+            one.get("limits", {}),
+        )
+        for one in row.reasons
+    ]
+
+
+def alternatives_of(reason: StoredReason) -> tuple[Alternative, ...]:
+    """The other choices of a stored decision, from its recorded round. Raises CannotDecode."""
+    row = round_by_id(reason.round) if reason.round is not None else None
+    for _, one in rounds_decoded([row] if row else []):
+        for part in one.decided:
+            for decision in part.decisions:
+                names = {getattr(decision, place.value, None) for place in Subject}
+                if type(decision).__name__ == reason.decision and _first_name(reason) in names:
+                    return alternatives(one, decision)
+    return ()
+
+
+def _first_name(reason: StoredReason) -> str:
+    return reason.subjects[0].partition(":")[2] if reason.subjects else ""
+
+
+def rounds_decoded(rows: Iterable[RecordedRound]) -> Iterator[tuple[RecordedRound, Round]]:
+    """These rows with their rounds, oldest first. Reads each chain once. Raises CannotDecode if a chain's inputs were
+    deleted, or are of another release's types."""
+    chains: dict[int, dict[int, RecordedRound]] = defaultdict(dict)
+    for row in rows:
+        chains[row.base_id or row.pk][row.pk] = row
+    for base, wanted in sorted(chains.items()):
+        stored = _chain(base, max(wanted))
+        chain = [bytes(inputs) for _, inputs, _, _ in stored if inputs]
+        if len(chain) < len(stored):
+            raise CannotDecode(f"the inputs of round {min(wanted)} were deleted; they are kept for 7 days")
+        pks = [pk for pk, *_ in stored]
+        _, _, schema, release = stored[0]
+        try:
+            decoded = decode_rounds(chain, schema, wanted=[pk in wanted for pk in pks])
+            yield from zip((wanted[pk] for pk in pks if pk in wanted), decoded, strict=True)
+        except CannotDecode as wrong:
+            raise CannotDecode(
+                f"round {min(wanted)} was recorded by release {release} and cannot be replayed: {wrong}"
+            ) from None
+
+
+def _chain(base: int, last: int) -> list[tuple[int, bytes | None, str, str]]:
+    whole = RecordedRound.objects.filter(pk=base)
+    rest = RecordedRound.objects.filter(base=base, pk__lte=last)
+    columns = ("pk", "inputs", "schema", "release")
+    return [*whole.values_list(*columns), *rest.order_by("pk").values_list(*columns)]
+
+
+def rounds_of_incident(incident: Incident, limit: int) -> list[RecordedRound]:
+    """Recorded rounds with decisions about an incident's objects, from shortly before it opened until it closed, oldest
+    first."""
+    until = min(incident.closed_at or datetime.max.replace(tzinfo=incident.opened_at.tzinfo), _last_of(incident))
+    rows = RecordedRound.objects.filter(at__gte=incident.opened_at - BEFORE_INCIDENT, at__lte=until)
+    about = subjects_of(incident)
+    return list(rows.filter(subjects__overlap=about).order_by("id").only(*ABOUT)[: min(limit, ROUNDS_READ)])
+
+
+def _last_of(incident: Incident) -> datetime:
+    return incident.opened_at + AFTER_OPENING
+
+
+def subjects_of(incident: Incident) -> list[str]:
+    """What decisions about an incident are about: its own subject, its node and cell, else its deployment or region."""
+    found = [Subject.INCIDENT.named(f"{incident.kind}/{incident.subject}")]
+    if incident.node or incident.cell:
+        named = ((Subject.NODE, incident.node), (Subject.CELL, incident.cell))
+    else:
+        named = ((Subject.DEPLOYMENT, incident.deployment), (Subject.REGION, incident.region))
+    return [*found, *(kind.named(name) for kind, name in named if name)]
+
+
+def round_by_id(pk: int) -> RecordedRound | None:
+    return RecordedRound.objects.filter(pk=pk).only(*ABOUT).first()
+
+
+def present(now: datetime) -> Present:
+    """Explanations of the fleet as it is now. Loads the whole fleet."""
+    settings = FleetSettings()
+    pools = CapacityPool.objects.filter(paused_until__gt=now, enabled=True).order_by("region_id", "position")
+    pauses = [
+        PausedPool(pool.region_id, pool.instance_type_id, str(pool), pool.pause_reason, pool.paused_until)
+        for pool in pools
+        if pool.paused_until is not None
+    ]
+    return Present(fleet_view(now=now, settings=settings), settings, now, pauses)

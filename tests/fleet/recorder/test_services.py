@@ -1,0 +1,131 @@
+"""Passes on real rows are recorded after they were applied, explained, replayed and deleted; a failure to record stops
+nothing."""
+
+from datetime import datetime, timedelta
+
+import pytest
+
+from fleet.cells.models import Cell
+from fleet.nodes.models import NodeReport
+from fleet.recorder import services
+from fleet.recorder.models import RecordedRound
+from fleet.recorder.planning.encoding import CannotDecode
+from fleet.recorder.planning.explanations import Subject
+from fleet.recorder.planning.replay import replay
+from fleet.recorder.selectors import alternatives_of, present, reasons_about, rounds_decoded
+from fleet.recorder.services import BYTES_MOST, rounds_trim
+from tests.fleet import rows
+from tests.fleet.provision import Clock
+from tests.fleet.recorder.passes import Pass, fleet_with_a_new_cell, recorded_passes, standing_clock, suspect_a_node
+from tests.fleet.rows import NOW
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return standing_clock(monkeypatch)
+
+
+@pytest.fixture
+def one_pass(time: Clock) -> Pass:
+    return recorded_passes()
+
+
+def test_a_pass_that_decided_is_recorded_and_decides_the_same_again(one_pass: Pass) -> None:
+    fleet_with_a_new_cell(one_pass)
+    first, second = RecordedRound.objects.order_by("id")
+    assert (first.base, second.base) == (None, first)
+    assert (first.planner, first.decided, second.decided) == ("plan_reconcile", 1, 1)
+    assert second.size < first.size
+    decoded = [one for _, one in rounds_decoded([first, second])]
+    assert [type(one.decided[-1].decisions[0]).__name__ for one in decoded] == ["CreateCell", "StartCell"]
+    assert all(replay(one).is_same for one in decoded)
+
+
+def test_a_pass_that_decides_nothing_stores_nothing(one_pass: Pass) -> None:
+    fleet_with_a_new_cell(one_pass)
+    assert one_pass() == 0
+    assert RecordedRound.objects.count() == 2
+
+
+def test_a_placement_tells_why_and_what_else_there_was(one_pass: Pass) -> None:
+    cell = fleet_with_a_new_cell(one_pass)
+    (started,) = reasons_about(Subject.CELL.named(cell), 10)
+    assert (started.decision, started.planner) == ("StartCell", "plan_reconcile")
+    assert started.reason.startswith("placed on n-0, n-1")
+    assert (started.inputs["nodes"], started.inputs["spares"]) == ("n-0, n-1", 3)
+    assert {"node:n-0", "node:n-1", "deployment:sim-70b"} <= set(started.subjects)
+    assert [reason.decision for reason in reasons_about("deployment:sim-70b", 10)] == ["StartCell", "CreateCell"]
+    (other,) = alternatives_of(started)
+    assert (other.name, other.why_not.partition(";")[0]) == ("n-2", "it is as near")
+
+
+def test_a_lost_node_tells_its_silence_and_the_limits(one_pass: Pass, time: Clock) -> None:
+    fleet_with_a_new_cell(one_pass)
+    suspect_a_node(one_pass, time)
+    suspected = next(one for one in reasons_about("node:n-2", 10) if one.decision == "MoveNode")
+    assert suspected.inputs["to"] == "suspect"
+    assert suspected.inputs["silence_s"] == 12.0
+    assert suspected.limits == {"suspect_after_s": 10.0, "lost_after_s": 30.0}
+
+
+def test_the_present_explains_what_a_cell_lacks_and_why_the_last_one_stays(time: Clock) -> None:
+    rows.deployment(cells=2)
+    rows.cell("c-1", rows.node("n-0"), rows.node("n-1"), state_since=NOW - timedelta(minutes=5))
+    rows.cell("c-2", state="pending", generation=0, reason="needs 2 local.cpu; 1 is spare")
+    rows.node("n-2")
+    now = present(NOW)
+    assert now.of(Subject.CELL, "c-1")[1].startswith(
+        "It may not be drained on purpose: no other cell of the deployment"
+    )
+    waits = now.of(Subject.CELL, "c-2")
+    assert waits[0] == "It has been pending for 0 s: needs 2 local.cpu; 1 is spare."
+    assert waits[1] == "It needs 2 local.cpu; us-east-1 has 1 spare."
+    assert now.of(Subject.DEPLOYMENT, "sim-70b")[0] == "us-east-1 lacks 1 cell: 2 cells wanted, 1 ready."
+    assert now.of(Subject.NODE, "n-2")[-1] == "c-2 waits: needs 2 local.cpu; 1 is spare."
+    assert now.of(Subject.CELL, "c-9") == []
+
+
+def test_a_failure_to_record_stops_no_pass_and_the_next_begins_anew(
+    one_pass: Pass, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> bytes:
+        raise TypeError("this view cannot be encoded")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(services, "encode_round", refuse)
+        fleet_with_a_new_cell(one_pass)
+    assert RecordedRound.objects.count() == 0
+    NodeReport.objects.exclude(node="n-2").update(cell=Cell.objects.get().pk, generation=1, state="ready")
+    assert one_pass() == 1
+    assert RecordedRound.objects.get().base is None
+
+
+def test_a_chain_ends_after_its_time_and_with_other_settings(one_pass: Pass, time: Clock) -> None:
+    fleet_with_a_new_cell(one_pass)
+    time.now = NOW + services.CHAIN_FOR
+    NodeReport.objects.update(last_seen_at=time.now, cell=Cell.objects.get().pk, generation=1, state="ready")
+    NodeReport.objects.filter(node="n-2").update(cell="", state="idle")
+    one_pass()
+    assert RecordedRound.objects.filter(base=None).count() == 2
+
+
+def recorded_at(at: datetime, size: int = 10, base: RecordedRound | None = None) -> RecordedRound:
+    return RecordedRound.objects.create(
+        base=base, at=at, planner="plan_reconcile", decided=1, inputs=b"x", size=size, schema="s", release="1"
+    )
+
+
+def test_inputs_go_by_age_and_by_bytes_and_rows_by_age(db: None) -> None:
+    gone = recorded_at(NOW - services.ROUNDS_KEPT - timedelta(hours=1))
+    recorded_at(gone.at, base=gone)
+    old = recorded_at(NOW - services.INPUTS_KEPT - timedelta(hours=1))
+    large = recorded_at(NOW - timedelta(hours=2), BYTES_MOST - 10)
+    kept = recorded_at(NOW - timedelta(hours=1), 5)
+    follower = recorded_at(NOW, 6, kept)
+    assert rounds_trim(now=NOW) == 2
+    left = {row.pk: row.inputs is not None for row in RecordedRound.objects.all()}
+    assert left == {old.pk: False, large.pk: False, kept.pk: True, follower.pk: True}
+    with pytest.raises(CannotDecode, match="were deleted"):
+        list(rounds_decoded([old]))
