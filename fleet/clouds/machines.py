@@ -12,7 +12,7 @@ from fleet.clouds.base import Later, LaunchSpec, ProviderError
 from fleet.clouds.base import Machine as Launched
 from fleet.machines.models import Machine, MachineSlot
 from fleet.machines.planner import POOLED, NoMachine, PooledMachine, plan_machine
-from fleet.machines.selectors import NodeHost, hosts_running, pool_of, reboot_orders
+from fleet.machines.selectors import NodeHost, hosts_running, neighbours_in_use, pool_of, reboot_orders
 from fleet.machines.services.layouts import slot_assign, slot_forget, slot_release
 from fleet.machines.services.machines import gone_machines_settle
 from fleet.reconcile.planning.snapshot import ProviderStatus
@@ -69,7 +69,7 @@ class MachinesProvider:
 
     def reboot(self, node_id: str) -> None:
         """Has the machine's agent reboot its host. Raises Later until the host has rebooted, and ProviderError if its
-        operator does not allow it or it did not reboot."""
+        operator does not allow it, another node of it is in use, or it did not reboot."""
         host, order = hosts_running([node_id]).get(node_id), reboot_orders([node_id]).get(node_id)
         if host is None or order is None:
             raise ProviderError(f"{node_id} has no machine to reboot, or its repair has ended")
@@ -80,6 +80,8 @@ class MachinesProvider:
             return
         if machine.connected and not machine.may_reboot:
             raise ProviderError(f"the operator of {machine.id} does not allow reboots")
+        if others := neighbours_in_use([node_id]):
+            raise ProviderError(f"{', '.join(others[node_id][:3])} of {machine.id} in use")
         Machine.objects.filter(id=machine.id).update(desired_version=F("desired_version") + 1)
         live.push_desired([machine.id])
         raise Later(f"{machine.id} has not rebooted yet", REBOOTS_EVERY_S)

@@ -29,7 +29,7 @@ from fleet.machines.planner import (
 )
 from fleet.nodes.models import Node, NodeReport
 from fleet.reconcile.planning.snapshot import MachineView
-from fleet.reconcile.planning.states import MachineRole, MachineState, NodeState
+from fleet.reconcile.planning.states import DEAD, MachineRole, MachineState, NodeState
 from fleet.releases.models import AgentMove, AgentRelease
 from models_registry.instance_types.planner import InstanceShape
 
@@ -99,10 +99,23 @@ def announced(notice: CloudNotice) -> str:
     return f"Its provider announced {notice.kind}{until}" + (f": {notice.text}." if notice.text else ".")
 
 
-def _not_ending(rows: "QuerySet[Machine]") -> "QuerySet[Machine]":
-    """Without machines that their cloud will take or maintain, as joined hosts read in their metadata: they get no new
-    node until the notice is withdrawn."""
-    return rows.exclude(Exists(CloudNotice.objects.filter(machine=OuterRef("pk"), settled_at=None)))
+def _staying(rows: "QuerySet[Machine]") -> "QuerySet[Machine]":
+    """Without machines that get no new node now: a reboot is due, or their cloud will take or maintain them, as joined
+    hosts read in their metadata."""
+    rebooting = MachineSlot.objects.filter(machine=OuterRef("pk"), runs__in=_reboots_due().values("node"))
+    ending = CloudNotice.objects.filter(machine=OuterRef("pk"), settled_at=None)
+    return rows.exclude(Exists(ending)).exclude(Exists(rebooting))
+
+
+def is_reboot_due(machine: Machine) -> bool:
+    return machine.slots.filter(runs__in=_reboots_due().values("node")).exists()
+
+
+def _reboots_due() -> "QuerySet[Repair]":
+    """Repairs that wait for the reboot of their node's machine. An attempt that has ended does not, so that a host that
+    returns late is not rebooted."""
+    due = Repair.objects.filter(what=Rung.REBOOT.value, ended_at=None, request="")
+    return due.filter(node__state=NodeState.FAULTY.value)
 
 
 def invitations_described() -> QuerySet[Invitation]:
@@ -112,7 +125,7 @@ def invitations_described() -> QuerySet[Invitation]:
 def pool_of(region: str, role: MachineRole) -> list[PooledMachine]:
     """Free machines, and free nodes of machines with a layout whose devices are all there."""
     rows = Machine.objects.filter(region_id=region, role=role.value, leaving=False, layout_changes=False, layout="")
-    rows = _not_ending(rows.filter(broken={}))
+    rows = _staying(rows.filter(broken={}))
     found = ((row, row.stated_facts()) for row in rows.filter(state=MachineState.POOL.value).order_by("id"))
     whole = [PooledMachine(row.id, row.instance_type_id or "", row.connected, facts) for row, facts in found if facts]
     return [*whole, *_free_slots(region)] if role is MachineRole.NODE else whole
@@ -120,7 +133,7 @@ def pool_of(region: str, role: MachineRole) -> list[PooledMachine]:
 
 def _free_slots(region: str) -> Iterator[PooledMachine]:
     rows = Machine.objects.filter(region_id=region, leaving=False, layout_changes=False, state__in=SHARED)
-    for row in _not_ending(rows).exclude(layout="").order_by("id").prefetch_related("slots"):
+    for row in _staying(rows).exclude(layout="").order_by("id").prefetch_related("slots"):
         facts, slots = row.stated_facts(), list(row.slots.all())
         in_use = sum(slot.state != MachineState.POOL for slot in slots)
         for slot in slots:
@@ -134,7 +147,7 @@ def _free_slots(region: str) -> Iterator[PooledMachine]:
 def free_machines() -> dict[str, dict[str, int]]:
     """Region to instance type to number of free connected places for nodes: machines, and slots of divided ones. Two
     queries."""
-    there = _not_ending(Machine.objects.filter(role=MachineRole.NODE.value, connected=True, leaving=False))
+    there = _staying(Machine.objects.filter(role=MachineRole.NODE.value, connected=True, leaving=False))
     whole = there.filter(state=MachineState.POOL.value, layout="", layout_changes=False, broken={})
     whole = whole.exclude(instance_type=None)
     slots = MachineSlot.objects.filter(
@@ -163,7 +176,7 @@ def machine_views(kinds: Collection[str], shapes: Mapping[str, InstanceShape]) -
     """Connected joined hosts, and parts of this computer, without broken devices or cells that the planner may divide
     into nodes of these instance types, and those whose layout changes. Two queries."""
     hosts = Q(provider=POOLED) | Q(provider=LOCAL) & ~Q(layout="")
-    rows = _not_ending(Machine.objects.filter(hosts, role=MachineRole.NODE.value, connected=True, leaving=False))
+    rows = _staying(Machine.objects.filter(hosts, role=MachineRole.NODE.value, connected=True, leaving=False))
     rows = rows.filter(Q(layout_changes=True) | Q(state__in=SHARED, layout_pinned=False, broken={}))
     members = CellMember.objects.values("node_id")
     in_cells = MachineSlot.objects.filter(machine=OuterRef("pk"), runs__in=members)
@@ -208,7 +221,8 @@ def nodes_sharing_devices() -> dict[tuple[str, str], tuple[str, ...]]:
 
 
 def machine_orders(sent: Mapping[str, int]) -> dict[str, MachineOrder]:
-    """Returns the order of each machine that was last sent another version. Six queries."""
+    """Returns the order of each machine that was last sent another version. Six queries, and two more if a reboot is
+    due."""
     rows = [row for row in Machine.objects.filter(id__in=list(sent)) if row.desired_version != sent[row.id]]
     slots: dict[str, list[MachineSlot]] = {}
     taken = MachineSlot.objects.filter(machine__in=[row.id for row in rows], state=MachineState.TAKEN)
@@ -220,6 +234,7 @@ def machine_orders(sent: Mapping[str, int]) -> dict[str, MachineOrder]:
     moves = {move.agent: move for move in told}
     releases = AgentRelease.objects.in_bulk({move.release for move in moves.values()})
     reboots = reboot_orders(names)
+    reboots = {node: reboots[node] for node in reboots.keys() - neighbours_in_use(reboots).keys()}
     return {
         row.id: _machine_order(
             row, slots.get(row.id, ()), nodes, _release_order(row, moves.get(row.id), releases), reboots
@@ -229,11 +244,26 @@ def machine_orders(sent: Mapping[str, int]) -> dict[str, MachineOrder]:
 
 
 def reboot_orders(nodes: Iterable[str]) -> dict[str, str]:
-    """Node -> the order of the reboot that its repair waits for. One query. An attempt that has ended orders nothing,
-    so that a host that returns late is not rebooted."""
-    due = Repair.objects.filter(node__in=list(nodes), what=Rung.REBOOT.value, ended_at=None, request="")
-    due = due.filter(node__state=NodeState.FAULTY.value)
+    """Node -> the order of the reboot that its repair waits for. One query."""
+    due = _reboots_due().filter(node__in=list(nodes))
     return {repair.node_id: f"{repair.pk}-{repair.at.timestamp():.3f}" for repair in due}
+
+
+def neighbours_in_use(nodes: Collection[str]) -> dict[str, list[str]]:
+    """Node -> other nodes of its machine that are in use, if there are any: a reboot would end their cells. Two
+    queries."""
+    if not nodes:
+        return {}
+    shared = MachineSlot.objects.filter(runs__in=list(nodes)).values("machine")
+    slots = list(MachineSlot.objects.filter(machine__in=shared).exclude(runs="").values_list("machine", "runs"))
+    alive = Node.objects.filter(id__in=[name for _, name in slots]).exclude(state__in=list(DEAD))
+    used = set(alive.values_list("id", flat=True))
+    machines = {name: machine for machine, name in slots}
+    others = {
+        node: sorted(name for machine, name in slots if name in used and name != node and machine == machines[node])
+        for node in machines.keys() & set(nodes)
+    }
+    return {node: names for node, names in others.items() if names}
 
 
 def nodes_that_may_reboot() -> frozenset[str]:

@@ -3,10 +3,11 @@ attempt is over, and whether the node returns to service. Other nodes have taken
 no availability. A node whose ladder ends with its replacement is retired by `fleet.placement.planning.supply`.
 
 Nodes with the same broken machine or device are repaired together: one of them climbs the ladder, and the result counts
-for all."""
+for all. A reboot waits for other repairs on its machine, and they wait for it: it would end their deep checks."""
 
+from collections import defaultdict
 from collections.abc import Collection, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from engine_agent.protocol.signatures import FaultScope
 from fleet.faults.planning.ladder import REPAIRING, Ladder, is_grave, plan_ladder, verdict_of, why_impossible
@@ -21,6 +22,7 @@ NOT_REPAIRED = frozenset({Rule.OPERATOR, Rule.NOTICE})
 
 
 def plan_repairs(fleet: FleetView, settings: FaultSettings, now: datetime) -> Iterator[Decision]:
+    running = _running_rungs(fleet, settings, now)
     for node in fleet.nodes.values():
         ladder = _ladder_to_climb(fleet, node, settings, now)
         if ladder is None:
@@ -32,8 +34,22 @@ def plan_repairs(fleet: FleetView, settings: FaultSettings, now: datetime) -> It
                 yield from _follow(fleet, node, together, ladder, ladder.running, settings, now)
         elif ladder.next is not None and ladder.next in REPAIRING:
             waits = node.id != together[0].id or any(fleet.cell_of(one.id) for one in with_it)
-            if not waits:
+            others = running[node.machine]
+            if not waits and not (others and Rung.REBOOT in (ladder.next, *others)):
+                others.append(ladder.next)
                 yield TryRepair(node.id, ladder.next, ladder.reason, ladder.devices)
+
+
+def _running_rungs(fleet: FleetView, settings: FaultSettings, now: datetime) -> dict[str, list[Rung]]:
+    """Machine -> the rungs of its attempts. One that is later than its limit is forgotten: an operator may have taken
+    its node over."""
+    running: dict[str, list[Rung]] = defaultdict(list)
+    since = now - timedelta(seconds=settings.reboot_limit_s)
+    for name in fleet.faults.attempts.keys() & fleet.nodes.keys():
+        node = fleet.nodes[name]
+        rungs = (one.rung for one in _attempts_of(fleet, node) if one.ended_at is None and one.at >= since)
+        running[node.machine].extend(rungs)
+    return running
 
 
 def is_under_repair(fleet: FleetView, node: NodeView, settings: FaultSettings, now: datetime) -> bool:

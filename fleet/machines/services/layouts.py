@@ -15,6 +15,7 @@ from fleet.cells.services import layout_charge, layout_disruption_close, layout_
 from fleet.machines.layouts import InvalidLayout, facts_of_node, plan_layout
 from fleet.machines.models import Machine, MachineSlot
 from fleet.machines.planner import LOCAL, POOLED, why_set_aside
+from fleet.machines.selectors import is_reboot_due
 from fleet.machines.services.machines import detected_type, machine_move, nodes_on
 from fleet.nodes.models import Node
 from fleet.nodes.services.nodes import node_retire
@@ -209,7 +210,7 @@ def slot_assign(*, machine_id: str, number: int, node: str, now: datetime) -> bo
         if machine.leaving or machine.layout_changes or machine.state not in {POOL, TAKEN}:
             return False
         slot = machine.slots.filter(number=number, state=POOL).first()
-        if slot is None or why_set_aside(slot.resources(), machine.broken):
+        if slot is None or why_set_aside(slot.resources(), machine.broken) or is_reboot_due(machine):
             return False
         machine.slots.filter(number=number).update(state=TAKEN, runs=node)
         if machine.state == POOL:

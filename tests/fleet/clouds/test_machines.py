@@ -17,7 +17,8 @@ from fleet.faults.planning.views import Rung
 from fleet.faults.services.incidents import hardware_fault_record
 from fleet.faults.services.repairs import repair_check, repair_try
 from fleet.machines.models import Machine, MachineSlot
-from fleet.machines.selectors import machine_orders, nodes_that_may_reboot
+from fleet.machines.selectors import free_machines, machine_orders, nodes_that_may_reboot, pool_of
+from fleet.machines.services.layouts import slot_assign
 from fleet.machines.services.reports import ReceivedMachineReport, machine_reports_store
 from fleet.nodes.models import Node
 from fleet.nodes.services.nodes import nodes_launch
@@ -26,7 +27,7 @@ from fleet.placement.planning.supply import plan_supply
 from fleet.reconcile.planning.decisions import CheckRepair, LaunchNodes, TryRepair
 from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.snapshot import ProviderStatus
-from fleet.reconcile.planning.states import MachineState, NodeState
+from fleet.reconcile.planning.states import MachineRole, MachineState, NodeState
 from fleet.reconcile.selectors.snapshot import fleet_view
 from tests.fleet import rows
 from tests.fleet.provision import provision
@@ -215,6 +216,29 @@ def test_a_host_whose_repair_was_given_up_is_not_rebooted_when_it_returns(change
     assert machine_orders({"m-00000001": 0})["m-00000001"].reboot == ""
     with pytest.raises(ProviderError, match="its repair has ended"):
         MachinesProvider().reboot(SPEC.id)
+
+
+@pytest.mark.django_db
+def test_a_host_with_a_node_in_use_is_not_rebooted_and_gets_no_node_before_a_reboot() -> None:
+    order = reboot_due("2x1")
+    machine = Machine.objects.get()
+    owns = {"kind": "nvidia", "devices": [1], "uuids": ["GPU-1"]}
+    free = MachineSlot.objects.create(machine=machine, number=1, owns=owns, instance_type_id=rows.KIND)
+    assert (pool_of("pool", MachineRole.NODE), free_machines()) == ([], {})
+    assert not slot_assign(machine_id=machine.id, number=1, node="n-00000009", now=NOW)
+    rows.node("n-00000009", where="pool")
+    MachineSlot.objects.filter(pk=free.pk).update(runs="n-00000009", state=MachineState.TAKEN.value)
+    assert machine_orders({machine.id: 0})[machine.id].reboot == ""
+    reported()
+    with pytest.raises(ProviderError, match="n-00000009 of m-00000001 in use"):
+        MachinesProvider().reboot(SPEC.id)
+    reported(order)
+    MachinesProvider().reboot(SPEC.id)
+    Node.objects.filter(id="n-00000009").update(state=NodeState.RETIRED.value)
+    assert machine_orders({machine.id: 0})[machine.id].reboot == order
+    Repair.objects.update(ended_at=NOW)
+    MachineSlot.objects.filter(pk=free.pk).update(runs="", state=MachineState.POOL.value)
+    assert slot_assign(machine_id=machine.id, number=1, node="n-0000000a", now=NOW)
 
 
 @pytest.mark.django_db

@@ -326,6 +326,27 @@ def test_a_reboot_waits_for_the_other_nodes_of_its_machine() -> None:
     ]
 
 
+def test_repairs_of_one_machine_do_not_disturb_each_other() -> None:
+    nodes = [node(name, state=NodeState.FAULTY, devices=1, topology=(SHARED,)) for name in "no"]
+
+    def tried(first: str, second: str, *attempts: Attempt) -> list[tuple[str, Rung]]:
+        signals = (xid(int(first)), replace(xid(int(second)), node="o", device="GPU-2"))
+        view = with_faults(fleet(*nodes), *signals, attempts={"n": attempts})
+        view = replace(
+            view, regions={"east": replace(view.regions["east"], limits=ProviderLimits(has_power_control=True))}
+        )
+        assert is_under_repair(view, view.nodes["o"], FAULTS, NOW)
+        return [(one.node, one.rung) for one in repairs(view) if isinstance(one, TryRepair)]
+
+    assert tried("48", "48") == [("n", RESET), ("o", RESET)], "each of its device"
+    assert tried("79", "79") == [("n", REBOOT)]
+    assert tried("48", "79") == [("n", RESET)]
+    assert tried("79", "48", attempt(REBOOT, request="")) == []
+    assert tried("79", "79", attempt(REBOOT)) == [], "its checks run"
+    left = attempt(REBOOT, at=ago(FAULTS.reboot_limit_s + 1))
+    assert tried("79", "79", left) == [("o", REBOOT)]
+
+
 def test_the_incident_shows_the_rungs() -> None:
     (opened, *_) = [each for each in plan_faults(faulty(xid()), SETTINGS, NOW) if isinstance(each, OpenIncident)]
     assert [step["state"] for step in opened.evidence["ladder"]] == ["skipped", "next", "later", "later"]
