@@ -30,6 +30,9 @@ CONNECTIONS_AT_ONCE = 16
 STEP_LIMIT_S = 5.0
 """For the handshake, the head of the request, and each chunk."""
 UPLOAD_LIMIT_S = 600.0
+LEAST_BYTES_PER_S = 5_000_000
+"""A node that reads more slowly loses its upload, so that it keeps no others from theirs. Nodes leave a sender that
+sends less than 25 MB/s."""
 MOST_HEAD_BYTES = 8 * 1024
 CHUNK_BYTES = 256 * 1024
 NO_CERTIFICATE_S, TRY_AGAIN_S = 1.0, 30.0
@@ -149,11 +152,13 @@ def _read_head(link: ssl.SSLSocket) -> str:
 
 
 def _send(link: ssl.SSLSocket, file: BinaryIO) -> None:
-    left, until_s = os.fstat(file.fileno()).st_size, time.monotonic() + UPLOAD_LIMIT_S
+    left, began_s, sent = os.fstat(file.fileno()).st_size, time.monotonic(), 0
     link.sendall(_head("200 OK", left))
-    while left and time.monotonic() < until_s and (chunk := file.read(min(left, CHUNK_BYTES))):
+    while left and (chunk := file.read(min(left, CHUNK_BYTES))):
         link.sendall(chunk)
-        left -= len(chunk)
+        left, sent, took_s = left - len(chunk), sent + len(chunk), time.monotonic() - began_s
+        if took_s > UPLOAD_LIMIT_S or sent < LEAST_BYTES_PER_S * (took_s - STEP_LIMIT_S):
+            raise ValueError(f"it read {sent} bytes in {took_s:.0f} s")
 
 
 def _head(status: str, length: int = 0) -> bytes:

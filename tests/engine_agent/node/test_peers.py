@@ -11,7 +11,10 @@ import socket
 import ssl
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import pytest_asyncio
@@ -494,6 +497,23 @@ def test_uploads_and_connections_are_limited(
         pytest.raises(OSError, match=r"(?i)reset|closed|eof|pipe"),
     ):
         answered(node, holder, url)
+
+
+@pytest.mark.parametrize(("bytes_per_s", "is_whole"), [(6_000_000, True), (4_000_000, False)])
+def test_a_node_that_reads_slowly_loses_its_upload(
+    bytes_per_s: int, is_whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = list[bytes]()
+    monkeypatch.setattr(peers.time, "monotonic", lambda: sum(map(len, sent)) / bytes_per_s)
+    (tmp_path / "large").write_bytes(bytes(120_000_000))
+    with (tmp_path / "large").open("rb") as file:
+        upload = partial(peers._send, cast(ssl.SSLSocket, SimpleNamespace(sendall=sent.append)), file)
+        if is_whole:
+            upload()
+        else:
+            with pytest.raises(ValueError, match="it read 10"):
+                upload()
+    assert (sum(map(len, sent[1:])) == 120_000_000) is is_whole
 
 
 @pytest.mark.asyncio
