@@ -7,15 +7,16 @@ import asyncio
 import logging
 import os
 import random
+import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from time import time_ns
 from typing import TYPE_CHECKING
 
 from msgspec import structs
 
+from engine_agent.engines.vllm.kv_transfer import STORE_FOLDER, delete_unused_blocks
 from engine_agent.node.accounts import Service, service_account
 from engine_agent.node.checks.reset import reset_devices
 from engine_agent.node.checks.result import Result
@@ -70,7 +71,7 @@ class OrderTrace:
 
     @contextmanager
     def taking(self, message: Desired) -> Iterator[None]:
-        began_ns, cause = time_ns(), message.cause
+        began_ns, cause = time.time_ns(), message.cause
         yield
         if cause is None:
             return
@@ -79,7 +80,7 @@ class OrderTrace:
         log.info("order %d was caused by request %s", message.version, cause.request_id, extra=carried)
         if self.exporter is not None and place is not None:
             about = {"switchyard.request_id": cause.request_id, "switchyard.version": message.version}
-            span = span_json(place, "take order", began_ns, time_ns(), False, kind="consumer", **about)
+            span = span_json(place, "take order", began_ns, time.time_ns(), False, kind="consumer", **about)
             self.exporter.add(span)
 
     async def run(self) -> None:
@@ -101,6 +102,7 @@ CONVERGE_AT_LEAST_EVERY_S = 1.0
 """Longest delay in noticing limits that depend only on time (a silent proxy, a late start)."""
 PAUSE_AFTER_ERROR_S = 1.0
 BOUND_LOGS_EVERY_S = 60.0
+DELETE_BLOCKS_EVERY_S = 3600.0
 READ_LOGS_EVERY_S = 1.0
 """Lines are sent only while a user reads them."""
 NEURON = "neuron"
@@ -195,6 +197,7 @@ class NodeAgent:
                 loops.create_task(self._repeat("watch", self._watch_once))
                 loops.create_task(self._repeat("report", self._report_once))
                 loops.create_task(self._repeat("logs", self._bound_logs_once))
+                loops.create_task(self._repeat("KV blocks", self._delete_blocks_once))
                 loops.create_task(self._repeat("log lines", self._read_logs_once))
                 loops.create_task(self._repeat("checks", self._check_once))
                 if self._efa.is_any:
@@ -266,6 +269,10 @@ class NodeAgent:
     async def _bound_logs_once(self) -> None:
         await asyncio.sleep(BOUND_LOGS_EVERY_S)
         self._node.bound_logs()
+
+    async def _delete_blocks_once(self) -> None:
+        await asyncio.to_thread(delete_unused_blocks, self._node.place.cache.parent / STORE_FOLDER, time.time())
+        await asyncio.sleep(DELETE_BLOCKS_EVERY_S)
 
     async def _read_logs_once(self) -> None:
         await asyncio.sleep(READ_LOGS_EVERY_S)

@@ -22,11 +22,7 @@ from vllm.v1.kv_offload.cpu.shared_offload_region import SharedOffloadRegion
 from vllm.v1.kv_offload.tiering.fs.manager import FileSystemTierManager
 from vllm.v1.kv_offload.tiering.spec import TieringOffloadingSpec
 
-from engine_agent.engines.artifacts import FREE_RESERVE_BYTES
-from engine_agent.engines.vllm.kv_transfer import StoredBlock, blocks_to_evict
-
-SCAN_SHARE = 20
-"""The folder is scanned after each twentieth of its limit that was written: each engine may exceed the limit by it."""
+from engine_agent.engines.vllm.kv_transfer import SCAN_SHARE, StoredBlock, blocks_to_evict, store_bounds
 
 
 class StoreSpec(TieringOffloadingSpec):  # type: ignore[misc]  # no types
@@ -122,16 +118,17 @@ class LimitedStore(FileSystemTierManager):  # type: ignore[misc]  # no types
     its tokens again."""
 
     def __init__(self, *, folder: str, limit_bytes: int, **given: Any) -> None:
-        self._folder, self._limit, self._unscanned = Path(folder), limit_bytes, 0
+        self._folder, self._limit = Path(folder), limit_bytes
+        self._unscanned, self._until_scan = 0, limit_bytes // SCAN_SHARE
         super().__init__(**given)
         self._keeper = ThreadPoolExecutor(1, thread_name_prefix="kv-store")
-        self._keeper.submit(self._evict)
+        self._scan = self._keeper.submit(self._evict)
 
     def submit_store(self, job_metadata: Any) -> None:
         self._unscanned += len(job_metadata.keys) * self._block_size
-        if self._unscanned * SCAN_SHARE >= self._limit:
+        if self._unscanned >= self._until_scan and self._scan.done():
             self._unscanned = 0
-            self._keeper.submit(self._evict)
+            self._scan = self._keeper.submit(self._evict)
         super().submit_store(job_metadata)
 
     def submit_load(self, job_metadata: Any) -> None:
@@ -142,8 +139,9 @@ class LimitedStore(FileSystemTierManager):  # type: ignore[misc]  # no types
     def _evict(self) -> None:
         files = list(stored_blocks(self._folder))
         found = os.statvfs(self._folder)
-        room = sum(each.bytes for each in files) + found.f_bavail * found.f_frsize - FREE_RESERVE_BYTES
-        for path in blocks_to_evict(files, min(self._limit, room), time.time()):
+        stored, free = sum(each.bytes for each in files), found.f_bavail * found.f_frsize
+        limit, self._until_scan = store_bounds(self._limit, stored, free)
+        for path in blocks_to_evict(files, limit):
             with contextlib.suppress(OSError):
                 path.unlink()
             with contextlib.suppress(OSError):

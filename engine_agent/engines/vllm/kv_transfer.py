@@ -11,14 +11,15 @@ import hashlib
 import json
 import os
 import shutil
+import stat
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 
-from engine_agent.engines.artifacts import exclusively
+from engine_agent.engines.artifacts import FREE_RESERVE_BYTES, exclusively
 from engine_agent.engines.uv_install import Say, UvProgram, install_command, removed_on_failure
 
 NAME = "vllm-kv-transfer"
@@ -52,9 +53,14 @@ STORE_NEEDS = "vllm.v1.kv_offload.tiering.fs"
 STORE_MEMORY_GIB = 1.0
 """Of host memory, through which blocks pass, unless the version states it."""
 UNUSED_BLOCK_S = 24 * 3600.0
-"""Prompts can be recovered from a block, so one that is not used for so long is deleted."""
+"""Prompts can be recovered from a block, so agents delete one that is not used for so long."""
+FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+MOST_DEPTH = 8
+"""Of folders in a store; vLLM has four."""
 EVICTED_SHARE = 0.9
 """An eviction leaves this share of the limit, so that the next is not due immediately."""
+SCAN_SHARE = 20
+"""The folder is scanned after each twentieth of its limit that was written: each engine may exceed the limit by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,23 +70,47 @@ class StoredBlock:
     used_at_s: float
 
 
-def blocks_to_evict(blocks: Iterable[StoredBlock], limit: int, now_s: float) -> list[Path]:
-    """Returns the blocks unused for a day, and the least recently used ones if all others exceed the limit."""
-    unused, kept = list[Path](), list[StoredBlock]()
-    for each in blocks:
-        if now_s - each.used_at_s > UNUSED_BLOCK_S:
-            unused.append(each.path)
-        else:
-            kept.append(each)
-    total = sum(each.bytes for each in kept)
+def blocks_to_evict(blocks: Sequence[StoredBlock], limit: int) -> list[Path]:
+    """Returns the least recently used blocks, if all exceed the limit."""
+    total, evicted = sum(each.bytes for each in blocks), list[Path]()
     if total <= limit:
-        return unused
-    for each in sorted(kept, key=lambda each: each.used_at_s):
+        return []
+    for each in sorted(blocks, key=lambda each: each.used_at_s):
         if total <= limit * EVICTED_SHARE:
             break
-        unused.append(each.path)
+        evicted.append(each.path)
         total -= each.bytes
-    return unused
+    return evicted
+
+
+def store_bounds(limit: int, stored: int, free: int) -> tuple[int, int]:
+    """Returns how many bytes blocks may have now, and how many may be written until the next scan: a disk without room
+    is a smaller limit, and what is written until then must fit as well. `free`: bytes of the disk without blocks."""
+    room = max(0, stored + free - FREE_RESERVE_BYTES)
+    until_scan = min(limit, room) // SCAN_SHARE
+    return min(limit, room - until_scan), until_scan
+
+
+def delete_unused_blocks(folder: Path, now_s: float) -> None:
+    """Deletes files that no engine used for a day, and old empty folders: of cells that left as well. Engines can
+    change the folder meanwhile and may be hostile, so no path is resolved twice and no link is followed."""
+    with suppress(OSError):
+        _delete_unused(os.open(folder, FOLDER_FLAGS), now_s, MOST_DEPTH)
+
+
+def _delete_unused(folder: int, now_s: float, depth: int) -> None:
+    """Closes `folder`."""
+    try:
+        for name in os.listdir(folder):
+            with suppress(OSError):
+                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
+                is_unused, is_folder = now_s - found.st_mtime > UNUSED_BLOCK_S, stat.S_ISDIR(found.st_mode)
+                if is_folder and depth:
+                    _delete_unused(os.open(name, FOLDER_FLAGS, dir_fd=folder), now_s, depth - 1)
+                if is_unused:
+                    (os.rmdir if is_folder else os.unlink)(name, dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def kv_store_config(folder: Path, key: str, limit_gib: float, memory_gib: float) -> str:
