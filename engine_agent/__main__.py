@@ -12,10 +12,10 @@ COMMANDS = {
     "stop-node": "engine_agent.node.lock:stop_node",
     "deep-checks": "engine_agent.node.checks.deep:main",
     "doctor": "engine_agent.node.checks.doctor:main",
-    "machine": "engine_agent.node.machine.agent:run",
+    "machine": "engine_agent.node.machine.main:run",
     "join": "engine_agent.node.machine.join:run",
     "leave": "engine_agent.node.machine.join:run_leave",
-    "facts": "engine_agent.node.machine.agent:print_facts",
+    "facts": "engine_agent.node.machine.main:print_facts",
     "check": "engine_agent.check:run",
 }
 

@@ -16,7 +16,7 @@ from engine_agent.protocol.ingress_messages import ApplicationTls, RoutingTable
 from engine_agent.protocol.machine_messages import MachineOrder
 
 AGENTS = (
-    "engine_agent.node.machine.agent",
+    "engine_agent.node.machine.main",
     "engine_agent.node.main",
     "engine_agent.ingress.main",
     "engine_agent.cell_proxy",
