@@ -1,19 +1,26 @@
 """Builds charts: a Plotly figure and the same numbers as a table, from one set of series. Colours are names of CSS
 tokens, which the browser (static/dashboard/charts.js) resolves for the current theme. Pure: callers load the numbers.
-"""
+
+Figures are `plotly` graph objects without validation, which would refuse the tokens and take ten times as long; tests
+validate them (docs/design/operators.md, charts)."""
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
+from html import escape
 from typing import Any
+
+from kernel.tones import Tone
 
 MOST_SERIES = 5
 """Readers cannot distinguish more lines by colour."""
 HEIGHT_PX = 176
 LABELLED_SHARE = 0.15
 """Share of a chart's width; narrower bands have a colour and no label."""
+NEAR = 1.25
+"""An objective above this multiple of the largest value would flatten the lines: it becomes a label."""
 
 
 class Colour(StrEnum):
@@ -56,12 +63,26 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
+class Marker:
+    """A moment on a chart: a rollout began, an incident opened, traffic shifted. `url`: its page."""
+
+    at: datetime
+    label: str
+    url: str
+    tone: Tone
+
+    @property
+    def colour(self) -> Colour:
+        return Colour(f"--{self.tone.value}")
+
+
+@dataclass(frozen=True, slots=True)
 class Chart:
     """Lines over time on one axis. `name` is unique on the page; `unit` follows the title and each value.
 
-    `start` is the time of the first value of every series, `step_s` the seconds between values. `threshold` is drawn as
-    a horizontal line: an objective. Raises ValueError for more than `MOST_SERIES` series, or series of different
-    lengths."""
+    `start` is the time of the first value of every series, `step_s` the seconds between values. `threshold` is an
+    objective: a horizontal line, or a label if it is off the scale. `from_zero` False: the axis begins at the smallest
+    value. Raises ValueError for more than `MOST_SERIES` series, or series of different lengths."""
 
     name: str
     title: str
@@ -72,6 +93,8 @@ class Chart:
     bands: tuple[Band, ...] = ()
     threshold: float | None = None
     decimals: int = 1
+    markers: tuple[Marker, ...] = ()
+    from_zero: bool = True
 
     def __post_init__(self) -> None:
         if len(self.series) > MOST_SERIES:
@@ -85,8 +108,13 @@ class Chart:
 
     @property
     def figure(self) -> str:
-        traces = [self._trace(number, series) for number, series in enumerate(self.series)]
-        return json.dumps({"data": traces, "layout": self._layout()}, separators=(",", ":"))
+        return figure_json((self._trace(*numbered) for numbered in enumerate(self.series)), self._layout())
+
+    @property
+    def is_threshold_near(self) -> bool:
+        """Whether the objective is drawn on the scale of the values."""
+        values = [value for series in self.series for value in series.values if value is not None]
+        return self.threshold is not None and self.threshold <= NEAR * max(values, default=0.0)
 
     def rows(self) -> Iterator[tuple[datetime, tuple[float | None, ...]]]:
         """The same numbers, newest first, without steps that have no value."""
@@ -105,7 +133,6 @@ class Chart:
     def _trace(self, number: int, series: Series) -> dict[str, Any]:
         line = {"color": series.colour or BY_PLACE[number], "width": 1.5, "dash": "dash" if series.dashed else "solid"}
         return {
-            "type": "scatter",
             "mode": "lines+markers" if sum(value is not None for value in series.values) == 1 else "lines",
             "name": series.name,
             "x0": _stamp(self.start),
@@ -118,21 +145,38 @@ class Chart:
 
     def _layout(self) -> dict[str, Any]:
         end = self._at(max((len(series.values) for series in self.series), default=1) - 1)
-        shapes = [_band(band, end) for band in self.bands]
-        if self.threshold is not None:
+        markers = [marker for marker in self.markers if self.start <= marker.at <= end]
+        shapes = [*(_band(band, end) for band in self.bands), *(_line_at(marker) for marker in markers)]
+        labels = [*(_label(band) for band in self.bands if self._is_wide(band, end)), *map(_flag, markers)]
+        if self.threshold is not None and self.is_threshold_near:
             shapes.append(_across(self.threshold))
+        elif self.threshold is not None:
+            labels.append(_above(f"objective {self.threshold:,.0f} {self.unit}, off the scale"))
         return {
             "height": HEIGHT_PX,
             "showlegend": len(self.series) > 1,
             "xaxis": {"type": "date", "range": [_stamp(self.start), _stamp(end)]},
-            "yaxis": {"rangemode": "tozero"},
+            "yaxis": {"rangemode": "tozero" if self.from_zero else "normal"},
             "shapes": shapes,
-            "annotations": [_label(band) for band in self.bands if self._is_wide(band, end)],
+            "annotations": labels,
         }
 
 
+def figure_json(traces: Iterable[Mapping[str, Any]], layout: Mapping[str, Any]) -> str:
+    """A Plotly figure of scatter traces as JSON. The library is imported here, because only web draws."""
+    from plotly import graph_objects
+
+    data = [graph_objects.Scatter(trace, _validate=False).to_plotly_json() for trace in traces]
+    drawn = graph_objects.Layout(layout, _validate=False).to_plotly_json()
+    return json.dumps({"data": data, "layout": drawn}, separators=(",", ":"))
+
+
+def with_markers(charts: Iterable[Chart], markers: tuple[Marker, ...]) -> tuple[Chart, ...]:
+    return tuple(replace(chart, markers=markers) for chart in charts)
+
+
 def _stamp(when: datetime) -> str:
-    """Plotly shows times without a zone unchanged: all times on screens are UTC."""
+    """In UTC and without a zone, as Plotly shows it. The browser changes it to its own zone if chosen."""
     return when.strftime("%Y-%m-%d %H:%M:%S")
 
 
@@ -151,6 +195,24 @@ def _band(band: Band, end: datetime) -> dict[str, Any]:
 def _label(band: Band) -> dict[str, Any]:
     place = {"xref": "x", "yref": "paper", "y": 1, "xanchor": "left", "yanchor": "top", "showarrow": False}
     return {**place, "x": _stamp(band.start), "text": band.label, "font": {"color": band.colour, "size": 11}}
+
+
+def _line_at(marker: Marker) -> dict[str, Any]:
+    at = _stamp(marker.at)
+    line = {"color": marker.colour, "width": 1, "dash": "dot"}
+    return {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": line}
+
+
+def _flag(marker: Marker) -> dict[str, Any]:
+    """A small flag at the top of a marker's line, whose label appears under the pointer."""
+    place = {"xref": "x", "yref": "paper", "y": 1, "xanchor": "center", "yanchor": "bottom", "showarrow": False}
+    look = {"text": "\u25be", "hovertext": escape(marker.label), "font": {"color": marker.colour, "size": 11}}
+    return {**place, "x": _stamp(marker.at), **look}
+
+
+def _above(text: str) -> dict[str, Any]:
+    place = {"xref": "paper", "yref": "paper", "x": 1, "y": 1, "xanchor": "right", "yanchor": "top", "showarrow": False}
+    return {**place, "text": text, "font": {"color": Colour.WARN, "size": 11}}
 
 
 def _across(value: float) -> dict[str, Any]:

@@ -6,15 +6,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from django.db.models import Q, QuerySet
+from django.urls import reverse
 
 from audit.models import AuditRecord, Outcome
 from audit.selectors import AuditQuery, audit_actions, audit_records
+from controlplane.dashboard.charts import Marker
 from controlplane.dashboard.choices import choose
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from fleet.faults.models import Incident
 from fleet.rollouts.models import Rollout
 from kernel.access import Role
 from kernel.models import Event
+from kernel.time_ranges import TimeRange
 from kernel.tones import Tone
+from traffic.region_shares.models import TrafficShift
 
 EVENTS_PER_PAGE = 50
 KINDS_FROM_LAST = 2000
@@ -70,6 +75,43 @@ def rollout_events(rollout: Rollout, limit: int) -> EventList:
 
 def version_events(reference: str, limit: int) -> EventList:
     return _event_list(Event.objects.filter(kind__startswith="version.", detail__version=reference), limit)
+
+
+MARKERS_OF_A_KIND = 12
+"""Newest ones on a chart; more would hide the lines."""
+
+
+def chart_markers(
+    span: TimeRange, *, deployment: str = "", region: str = "", cell: str = "", node: str = ""
+) -> tuple[Marker, ...]:
+    """Rollouts, incidents and traffic shifts in a time range, oldest first, in three queries. Incidents of a cell or
+    node are only those of the named ones; without names, all of the deployment and region."""
+    about = Q()
+    if cell or node:
+        about = (Q(cell=cell) if cell else Q()) | (Q(node=node) if node else Q())
+    elif deployment or region:
+        about = Q(deployment=deployment) if deployment else Q(region=region)
+    within = (span.start, span.end)
+    rollouts = Rollout.objects.filter(created_at__range=within)
+    shifts = TrafficShift.objects.filter(at__range=within)
+    if deployment:
+        rollouts, shifts = rollouts.filter(deployment=deployment), shifts.filter(deployment=deployment)
+    incidents = Incident.objects.filter(about, opened_at__range=within, shadow=False)
+    markers = [
+        Marker(at, f"rollout {pk} of {name} began", reverse("rollout", args=(pk,)), Tone.MOVING)
+        for pk, name, at in rollouts.order_by("-id").values_list("pk", "deployment_id", "created_at")[
+            :MARKERS_OF_A_KIND
+        ]
+    ]
+    markers += [
+        Marker(at, f"incident {pk}: {summary}", reverse("incident", args=(pk,)), Tone.BAD)
+        for pk, summary, at in incidents.order_by("-id").values_list("pk", "summary", "opened_at")[:MARKERS_OF_A_KIND]
+    ]
+    markers += [
+        Marker(at, f"traffic of {name} shifted: {reason}", reverse("traffic"), Tone.BAKE)
+        for name, reason, at in shifts.order_by("-id").values_list("deployment_id", "reason", "at")[:MARKERS_OF_A_KIND]
+    ]
+    return tuple(sorted(markers, key=lambda marker: marker.at))
 
 
 def event_kinds() -> list[str]:

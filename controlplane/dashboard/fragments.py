@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from django.contrib.auth.models import AnonymousUser
 from django.contrib.auth.views import redirect_to_login
@@ -18,6 +18,8 @@ from django.views.decorators.http import require_safe
 
 from kernel import clock
 from kernel.access import Access, Known, Role, access_of, require
+from kernel.refusals import InvalidInput
+from kernel.time_ranges import OF_LOAD, Ranges, TimeRange, last, parse_range
 
 MAX_PAGE_DIGITS = 6
 """Maximum page number; larger ones are ignored."""
@@ -51,6 +53,7 @@ class PageRequest:
     filters: QueryDict
     now: datetime
     caller: Caller = field(default_factory=Caller)
+    ranges: Ranges = OF_LOAD
     _read: dict[Load, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def once(self, load: Callable[["PageRequest"], T]) -> T:
@@ -65,10 +68,48 @@ class PageRequest:
         return str(self.filters.get(name, "")).strip()
 
     @property
+    def span(self) -> TimeRange:
+        """The time range in the URL, the page's default if it is invalid."""
+        return self.once(_read_range)[0]
+
+    @property
     def page(self) -> int:
         """The page number in the URL, from 1; the first page if it is invalid."""
         text = self.text("page")
         return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < MAX_PAGE_DIGITS else 1
+
+
+def _read_range(request: PageRequest) -> tuple[TimeRange, str]:
+    """The range, and why the one in the URL is invalid."""
+    name, since, until = (request.text(part) for part in ("range", "from", "to"))
+    try:
+        return parse_range(name=name, since=since, until=until, ranges=request.ranges, now=request.now), ""
+    except InvalidInput as refusal:
+        return last(request.ranges.default, request.now), str(refusal)
+
+
+@dataclass(frozen=True, slots=True)
+class RangeControl:
+    """The control in the head of a page. `since` and `until` are the texts in the URL, valid or not."""
+
+    span: TimeRange
+    names: tuple[str, ...]
+    since: str
+    until: str
+    error: str
+
+    @property
+    def parts(self) -> list[tuple[str, str]]:
+        """The range as fields of a form."""
+        return parse_qsl(self.span.query)
+
+    @property
+    def default_since(self) -> str:
+        return f"{self.span.start:%Y-%m-%dT%H:%M}Z"
+
+    @property
+    def default_until(self) -> str:
+        return f"{self.span.end:%Y-%m-%dT%H:%M}Z"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +149,7 @@ class Fragment:
 @dataclass(frozen=True, slots=True)
 class Page:
     """One page. `section` is its navigation entry; `narrow`, if any, loads the choices of its filter. `charts`: it has
-    charts, so it loads Plotly. `role`: the role that may open it.
+    charts, so it loads Plotly. `ranges`: time ranges that it offers, if any. `role`: the role that may open it.
 
     The filter applies to the first fragment. On a page about one object, the first fragment shows the title."""
 
@@ -117,6 +158,7 @@ class Page:
     fragments: tuple[Fragment, ...]
     narrow: Callable[[PageRequest], Filter] | None = None
     charts: bool = False
+    ranges: Ranges | None = None
     role: Role = Role.VIEWER
 
 
@@ -133,7 +175,7 @@ def page_view(page: Page, shell: Fragment) -> View:
             return _to_login(request)
         require(request, page.role)
         caller = Caller(request.user, access_of(request), request.session.session_key or "")
-        page_request = PageRequest(key, request.GET, clock.now(), caller)
+        page_request = PageRequest(key, request.GET, clock.now(), caller, page.ranges or OF_LOAD)
         wanted = request.headers.get("HX-Target", "")
         one = next((fragment for fragment in (shell, *page.fragments) if fragment.name == wanted), None)
         response = _fragment(request, page, one, page_request) if one else _page(request, page, shell, page_request)
@@ -154,9 +196,15 @@ def shell_context(request: HttpRequest, page: Page, shell: Fragment, page_reques
         "key": page_request.key,
         "now": page_request.now,
         "filter": page.narrow(page_request) if page.narrow else None,
+        "range": _range_control(page.ranges, page_request) if page.ranges else None,
         "parts": [_fragment_context(request, fragment, page_request) for fragment in page.fragments],
         "shell": _fragment_context(request, shell, page_request),
     }
+
+
+def _range_control(ranges: Ranges, request: PageRequest) -> RangeControl:
+    span, error = request.once(_read_range)
+    return RangeControl(span, ranges.names, request.text("from"), request.text("to"), error)
 
 
 def _fragment(request: HttpRequest, page: Page, fragment: Fragment, page_request: PageRequest) -> HttpResponse:

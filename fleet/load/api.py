@@ -10,9 +10,10 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.load.selectors import SPANS, load_series, span_named
+from fleet.load.selectors import load_series, step_of
 from kernel import clock
 from kernel.rest.serializers import StrictSerializer, validated
+from kernel.time_ranges import OF_LOAD, parse_range
 
 
 class PointSerializer(serializers.Serializer[Any]):
@@ -43,17 +44,24 @@ class PointSerializer(serializers.Serializer[Any]):
 class LoadSeriesSerializer(serializers.Serializer[Any]):
     """Windows of `step_s` seconds since `start`, oldest first; windows without samples are missing."""
 
-    span = serializers.CharField()
+    range = serializers.CharField(help_text="Empty between two moments.")
     start = serializers.DateTimeField()
     step_s = serializers.IntegerField()
     points = PointSerializer(many=True)
 
     class Meta:
-        examples = {"span": "30m"}
+        examples = {"range": "1h"}
 
 
-class SpanOptionsSerializer(StrictSerializer):
-    span = serializers.ChoiceField(choices=[(span.name, span.name) for span in SPANS], default=SPANS[0].name)
+class RangeOptionsSerializer(StrictSerializer):
+    """Either `range`, or `from` and `to`. The step of the windows follows from the range."""
+
+    range = serializers.ChoiceField(choices=[(name, name) for name in OF_LOAD.names], default=OF_LOAD.default)
+    to = serializers.CharField(default="", help_text="End, such as 2026-11-30T14:00Z. Default: now.")
+
+    def get_fields(self) -> dict[str, Any]:
+        start = serializers.CharField(default="", help_text="Start, such as 2026-11-30T13:00Z. History: 14 days.")
+        return {**super().get_fields(), "from": start}
 
 
 class WithLoad:
@@ -63,7 +71,7 @@ class WithLoad:
         raise NotImplementedError
 
     @extend_schema(
-        parameters=[SpanOptionsSerializer],
+        parameters=[RangeOptionsSerializer],
         responses={200: LoadSeriesSerializer},
     )
     @action(detail=True, methods=["get"], filter_backends=[])
@@ -71,9 +79,10 @@ class WithLoad:
         """Load over time, in windows: rates, requests in flight, and percentiles of latencies."""
         view: Any = self
         subject = self.load_subject(view.get_object())
-        span = span_named(validated(SpanOptionsSerializer, request.query_params.dict())["span"])
-        series = load_series([subject], span, clock.now())[subject]
+        given, now = validated(RangeOptionsSerializer, request.query_params.dict()), clock.now()
+        span = parse_range(name=given["range"], since=given["from"], until=given["to"], ranges=OF_LOAD, now=now)
+        series = load_series([subject], span, step_of(span, now))[subject]
         step = timedelta(seconds=series.step_s)
         points = [{"at": series.start + i * step, **asdict(point)} for i, point in enumerate(series.points) if point]
-        shown = {"span": span.name, "start": series.start, "step_s": series.step_s, "points": points}
+        shown = {"range": span.name, "start": series.start, "step_s": series.step_s, "points": points}
         return Response(LoadSeriesSerializer(shown).data)

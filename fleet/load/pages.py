@@ -1,29 +1,27 @@
 """Load on pages: the latest reports of cells and their sums, and charts over time. Old reports count as no report."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db import connection
 
-from controlplane.dashboard.charts import Chart, Colour, Series
+from controlplane.dashboard.charts import Chart, Colour, Marker, Series, with_markers
 from engine_agent.protocol.messages import Load
 from fleet.cells.models import Cell
 from fleet.deployments.models import Deployment
 from fleet.deployments.planner import Burn, Objective, burns
 from fleet.load.planner import FRESH_FOR_S
 from fleet.load.selectors import (
-    SPANS,
     LoadSeries,
-    Point,
-    Span,
     deployment_subject,
     load_in_short,
     load_series,
     seen_in_windows,
-    span_named,
+    step_of,
 )
 from fleet.nodes.models import Node, NodeReport
+from kernel.time_ranges import TimeRange
 
 
 def report_of(node: Node) -> NodeReport | None:
@@ -107,16 +105,12 @@ def _load(
     )
 
 
-Value = Callable[[Point], float | None]
-
-
 @dataclass(frozen=True, slots=True)
-class LoadCharts:
-    """Charts of one subject over a span; `spans`: the available ones."""
+class Charts:
+    """Charts over one time range, and the markers in it."""
 
     charts: tuple[Chart, ...]
-    span: Span
-    spans: tuple[Span, ...] = SPANS
+    markers: tuple[Marker, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +121,17 @@ class Slo:
     burns: tuple[Burn, ...]
 
 
-def load_charts(subject: str, *, span: str, now: datetime, ttft_objective_ms: float | None = None) -> LoadCharts:
-    """Four charts of a subject's load, in one query."""
-    chosen = span_named(span)
-    load = load_series([subject], chosen, now)[subject]
-    return LoadCharts(charts=_charts(load, ttft_objective_ms), span=chosen)
+def load_charts(
+    subject: str,
+    *,
+    span: TimeRange,
+    now: datetime,
+    markers: tuple[Marker, ...] = (),
+    ttft_objective_ms: float | None = None,
+) -> Charts:
+    """Charts of a subject's load, in one query."""
+    load = load_series([subject], span, step_of(span, now))[subject]
+    return Charts(with_markers(_charts(load, ttft_objective_ms), markers), markers)
 
 
 def slo_of(deployment: Deployment, now: datetime) -> Slo:
@@ -140,41 +140,54 @@ def slo_of(deployment: Deployment, now: datetime) -> Slo:
     return Slo(objective, burns(objective, seen_in_windows(deployment_subject(deployment.name), now)))
 
 
-def _charts(load: LoadSeries, ttft_objective_ms: float | None) -> tuple[Chart, ...]:
-    def series(name: str, value: Value, colour: Colour | None = None) -> Series:
-        return Series(name, [None if point is None else value(point) for point in load.points], colour)
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A figure of a window as a line."""
 
-    def chart(name: str, title: str, unit: str, *lines: Series, threshold: float | None = None) -> Chart:
-        return Chart(name, title, unit, load.start, load.step_s, lines, threshold=threshold)
+    figure: str
+    name: str
+    colour: Colour | None = None
 
-    return (
-        chart(
-            "rate",
-            "Requests",
-            "/s",
-            series("requests", lambda point: point.requests_per_s),
-            series("errors", lambda point: point.errors_per_s, Colour.BAD),
+
+LOAD_CHARTS: tuple[tuple[str, str, str, tuple[Line, ...]], ...] = (
+    ("rate", "Requests", "/s", (Line("requests_per_s", "requests"), Line("errors_per_s", "errors", Colour.BAD))),
+    ("tokens", "Tokens", "/s", (Line("prompt_tokens_per_s", "in"), Line("tokens_per_s", "out"))),
+    (
+        "ttft",
+        "Time to first token",
+        "ms",
+        (Line("ttft_p50_ms", "median"), Line("ttft_p95_ms", "p95"), Line("ttft_p99_ms", "p99")),
+    ),
+    (
+        "itl",
+        "Time between tokens",
+        "ms",
+        (Line("itl_p50_ms", "median"), Line("itl_p95_ms", "p95"), Line("step_ms", "engine step")),
+    ),
+    (
+        "batch",
+        "Batch and queue",
+        "requests",
+        (
+            Line("in_flight", "in flight"),
+            Line("queued", "queued", Colour.WARN),
+            Line("running", "in the batch"),
+            Line("waiting", "waiting in the engine", Colour.BAKE),
         ),
-        chart(
-            "ttft",
-            "Time to first token",
-            "ms",
-            series("median", lambda point: point.ttft_p50_ms),
-            series("p95", lambda point: point.ttft_p95_ms),
-            threshold=ttft_objective_ms,
-        ),
-        chart(
-            "itl",
-            "Time between tokens",
-            "ms",
-            series("median", lambda point: point.itl_p50_ms),
-            series("p95", lambda point: point.itl_p95_ms),
-        ),
-        chart(
-            "fullness",
-            "In flight",
-            "requests",
-            series("in flight", lambda point: point.in_flight),
-            series("queued", lambda point: point.queued, Colour.WARN),
-        ),
-    )
+    ),
+    ("cache", "KV cache", "%", (Line("kv_percent", "in use"), Line("cache_hit_percent", "prefix hits"))),
+    ("preemptions", "Preemptions", "/s", (Line("preemptions_per_s", "preemptions", Colour.WARN),)),
+)
+"""Name, title, unit and lines of each chart."""
+
+
+def _charts(load: LoadSeries, ttft_objective_ms: float | None) -> Iterator[Chart]:
+    for name, title, unit, lines in LOAD_CHARTS:
+        series = tuple(Series(line.name, values_of(load.points, line.figure), line.colour) for line in lines)
+        threshold = ttft_objective_ms if name == "ttft" else None
+        yield Chart(name, title, unit, load.start, load.step_s, series, threshold=threshold)
+
+
+def values_of(points: Sequence[object], figure: str) -> list[float | None]:
+    """A figure of each window, None where there is none."""
+    return [None if point is None else getattr(point, figure) for point in points]

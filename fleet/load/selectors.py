@@ -18,21 +18,14 @@ from fleet.load.models import LoadWindow
 from fleet.load.planner import FINE_S, KEPT_S
 from fleet.nodes.models import NodeReport
 from fleet.reconcile.planning.states import CellState
+from kernel.time_ranges import TimeRange
 
 FLEET = "fleet"
 DAY_S = 86_400
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A time range until now, in steps; `name` is used in URLs."""
-
-    name: str
-    length_s: int
-    step_s: int
-
-
-SPANS = (Span("30m", 1800, FINE_S), Span("1h", 3600, FINE_S), Span("24h", DAY_S, 300), Span("14d", 14 * DAY_S, 3600))
+MOST_POINTS = 400
+"""Of a line: more than a chart has pixels for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +86,25 @@ def deployment_subject(deployment: str, region: str = "") -> str:
     return f"deployment:{deployment}@{region}" if region else f"deployment:{deployment}"
 
 
-def span_named(name: str) -> Span:
-    """The span with this name, or the first one."""
-    return next((span for span in SPANS if span.name == name), SPANS[0])
+def step_of(span: TimeRange, now: datetime, kept_s: Mapping[int, int] = KEPT_S) -> int:
+    """The finest step in seconds whose windows are kept since the start of the range, with at most `MOST_POINTS`."""
+    age_s, length_s = (now - span.start).total_seconds(), span.length.total_seconds()
+    fit = (step for step, kept in sorted(kept_s.items()) if age_s <= kept and length_s <= MOST_POINTS * step)
+    return next(fit, max(kept_s))
 
 
-def load_series(subjects: Sequence[str], span: Span, now: datetime) -> dict[str, LoadSeries]:
-    """Subject -> its load until now, for each subject. One query."""
-    end = int(now.timestamp() // span.step_s)
-    first = end - span.length_s // span.step_s
+def load_series(subjects: Sequence[str], span: TimeRange, step_s: int) -> dict[str, LoadSeries]:
+    """Subject -> its load in whole steps of the range, for each subject. One query."""
+    end = int(span.end.timestamp() // step_s)
+    first = end - max(1, int(span.length.total_seconds() // step_s))
     grids: dict[str, list[Point | None]] = {name: [None] * (end - first) for name in subjects}
-    start = datetime.fromtimestamp(first * span.step_s, UTC)
-    rows = LoadWindow.objects.filter(subject__name__in=subjects, step_s=span.step_s, at__gte=start, at__lt=now)
+    start = datetime.fromtimestamp(first * step_s, UTC)
+    rows = LoadWindow.objects.filter(subject__name__in=subjects, step_s=step_s, at__gte=start, at__lt=span.end)
     for subject, at, *figures in rows.values_list("subject__name", "at", *FIGURES):
-        place = int(at.timestamp() // span.step_s) - first
+        place = int(at.timestamp() // step_s) - first
         if place < end - first:
             grids[subject][place] = _point(*figures)
-    return {name: LoadSeries(start, span.step_s, tuple(points)) for name, points in grids.items()}
+    return {name: LoadSeries(start, step_s, tuple(points)) for name, points in grids.items()}
 
 
 def last_windows(subjects: Iterable[str], now: datetime, *, within_s: float = 4 * FINE_S) -> dict[str, Point]:

@@ -10,7 +10,7 @@ from typing import Any
 from django.urls import reverse
 
 from controlplane.dashboard.actions import Action, Run, Submission, Target, action, action_view
-from controlplane.dashboard.events import EventList, region_events
+from controlplane.dashboard.events import EventList, chart_markers, region_events
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest, found_or_404
 from fleet.capacity.api import DeclarePoolSerializer
 from fleet.capacity.planning.pools import DECLARABLE, Market, UnitView, fits, pool_state
@@ -22,11 +22,13 @@ from fleet.clouds.api import AskImageSerializer
 from fleet.clouds.models import CapacityPool, CloudRegion, ImageMove
 from fleet.clouds.planning.upkeep import IMAGE_TONE, ImageState
 from fleet.clouds.services.images import image_move_request, image_move_roll_back
+from fleet.load.pages import Charts, load_charts
 from fleet.load.selectors import Point, last_windows, region_subject
 from fleet.nodes.models import Node
 from fleet.nodes.selectors import node_counts_by_region
 from fleet.reconcile.planning.states import POOL_TONE, CellState, CloudRegionState, NodeState, PoolState
 from fleet.regions.models import Region
+from kernel.time_ranges import OF_LOAD
 from kernel.tones import Tone
 from traffic.region_shares.models import RegionLoss
 
@@ -337,11 +339,17 @@ def _events(request: PageRequest) -> EventList:
     return region_events(request.once(_region).pk, EVENTS_OF_ONE_REGION)
 
 
+def _load(request: PageRequest) -> Charts:
+    markers = chart_markers(request.span, region=request.key)
+    return load_charts(region_subject(request.key), span=request.span, now=request.now, markers=markers)
+
+
 REGION = Page(
     section="regions",
     title="",
     fragments=(
         Fragment("region", "", ("regions:{key}", "nodes", "cells"), "fleet/regions/region.html", _head),
+        Fragment("region-load", "Load", ("history",), "fleet/load/charts.html", _load),
         Fragment(
             "region-pools", "Pools of capacity", ("regions:{key}", "machines"), "fleet/regions/pools.html", _pools
         ),
@@ -349,6 +357,8 @@ REGION = Page(
         Fragment("region-tree", "Where its nodes are", ("nodes", "cells"), "fleet/regions/tree.html", _tree),
         Fragment("region-events", "Events", ("events",), "dashboard/events/list.html", _events),
     ),
+    charts=True,
+    ranges=OF_LOAD,
 )
 
 

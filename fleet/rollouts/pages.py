@@ -35,7 +35,6 @@ from fleet.cells.pages.data import CellList, cells_of
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.planner import parse_policy
 from fleet.load.planner import FINE_S
-from fleet.load.selectors import Span
 from fleet.reconcile.planning.states import CellState, RolloutState, choices
 from fleet.rollouts.models import Rollout, RolloutPoints
 from fleet.rollouts.planning.gates import NEW, OLD
@@ -53,6 +52,7 @@ from fleet.rollouts.services import (
     rollout_start_or_request,
 )
 from kernel.models import Event
+from kernel.time_ranges import TimeRange
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.lifecycle import VersionState
 
@@ -215,13 +215,12 @@ def _stored_lines(rollout: Rollout) -> MeasuredLines | None:
 def _lines_from_load(rollout: Rollout, until: datetime, now: datetime) -> MeasuredLines | None:
     """From load history, for rollouts without stored points."""
     since = max(rollout.created_at - BEFORE, until - LONGEST)
-    return measured_lines(rollout, _finest_span(now - since, until - since), until)
+    return measured_lines(rollout, TimeRange("", since, until), _finest_step_s(now - since))
 
 
-def _finest_span(age: timedelta, length: timedelta) -> Span:
+def _finest_step_s(age: timedelta) -> int:
     """The finest steps that load history keeps for that long."""
-    step_s = FINE_S if age <= FINE_FOR else 300 if age <= MIDDLE_FOR else 3600
-    return Span("rollout", max(step_s, int(length.total_seconds())), step_s)
+    return FINE_S if age <= FINE_FOR else 300 if age <= MIDDLE_FOR else 3600
 
 
 def _chart(name: str, title: str, unit: str, measured: MeasuredLines, bands: tuple[Band, ...]) -> Chart:

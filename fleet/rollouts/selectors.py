@@ -14,12 +14,13 @@ from fleet.cells.models import Cell, Disruption
 from fleet.deployments.models import Deployment
 from fleet.deployments.planner import UpdatePolicy, parse_policy
 from fleet.load.planner import CellCounters, counters_of
-from fleet.load.selectors import LoadSeries, Point, Span, cell_subject, load_series, load_stored
+from fleet.load.selectors import LoadSeries, Point, cell_subject, load_series, load_stored
 from fleet.nodes.models import NodeReport
 from fleet.reconcile.planning.snapshot import FailedStart, RolloutView
 from fleet.reconcile.planning.states import ROLLOUT_ACTIVE, RolloutState
 from fleet.rollouts.models import Rollout
 from fleet.rollouts.planning.gates import NEW, OLD
+from kernel.time_ranges import TimeRange
 from models_registry.benchmarks.selectors import goodput_compared
 
 ACTIVE = sorted(state.value for state in ROLLOUT_ACTIVE)
@@ -116,22 +117,21 @@ class MeasuredLines:
     lines: dict[str, dict[str, list[float | None]]]
 
 
-def measured_lines(rollout: Rollout, span: Span, until: datetime) -> MeasuredLines | None:
-    """Errors and latencies of both versions over the span that ends at `until`, in three queries. None without
-    cells."""
+def measured_lines(rollout: Rollout, span: TimeRange, step_s: int) -> MeasuredLines | None:
+    """Errors and latencies of both versions over the range, in three queries. None without cells."""
     histories = _cell_histories(rollout)
-    series = load_series([cell_subject(cell) for cell in histories], span, until)
+    series = load_series([cell_subject(cell) for cell in histories], span, step_s)
     if not series:
         return None
     any_series = next(iter(series.values()))
     lines: dict[str, dict[str, list[float | None]]] = {name: {NEW: [], OLD: []} for name in MEASURES}
     for index in range(len(any_series.points)):
-        start = any_series.start + timedelta(seconds=index * span.step_s)
-        groups = _points_by_version(series, histories, index, start, start + timedelta(seconds=span.step_s))
+        start = any_series.start + timedelta(seconds=index * step_s)
+        groups = _points_by_version(series, histories, index, start, start + timedelta(seconds=step_s))
         for name, measure in MEASURES.items():
             for version, is_new in ((NEW, True), (OLD, False)):
                 lines[name][version].append(measure(groups[is_new]))
-    return MeasuredLines(any_series.start, span.step_s, lines)
+    return MeasuredLines(any_series.start, step_s, lines)
 
 
 def _points_by_version(

@@ -19,7 +19,6 @@ from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.planner import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
 from fleet.deployments.selectors import check_names_free, roles_objection, shapes_of, version_fit
 from fleet.load.planner import FINE_S, KEPT_S
-from fleet.load.selectors import Span
 from fleet.reconcile.planning.decisions import ChangeRollout
 from fleet.reconcile.planning.states import ROLLOUT_ACTIVE, ROLLOUT_ALLOWED, ROLLOUT_TONE, CellState, RolloutState
 from fleet.reconcile.selectors.snapshot import deployment_view
@@ -33,6 +32,7 @@ from fleet.webhooks.services import webhooks_notify
 from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
+from kernel.time_ranges import TimeRange
 from kernel.transitions import StaleDecision
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.services.drafts import version_lock
@@ -146,7 +146,7 @@ def _append_points(rollout: Rollout, now: datetime) -> None:
     if reach_s <= 0:
         return
     until = end + timedelta(seconds=steps * kept.step_s)
-    measured = measured_lines(rollout, Span("kept", reach_s, FINE_S), until)
+    measured = measured_lines(rollout, TimeRange("", until - timedelta(seconds=reach_s), until), FINE_S)
     if measured is None:
         return
     gap = steps - reach_s // kept.step_s

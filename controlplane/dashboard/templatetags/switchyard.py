@@ -64,26 +64,36 @@ def link(page: str, key: str | int = "") -> str:
 
 @register.simple_tag(takes_context=True)
 def ago(context: dict[str, Any], when: datetime | None) -> SafeString | str:
-    """`4 s ago`, with the absolute time as title. Pages keep it up to date."""
+    """The clock time, such as `14:02:11` or `11-29 14:02`, with `4 s ago` as title. Pages keep both up to date, in the
+    zone that the reader chose (static/dashboard/ages.js)."""
     return _time(context, when, "ago")
 
 
 @register.simple_tag(takes_context=True)
 def lasting(context: dict[str, Any], since: datetime | None) -> SafeString | str:
-    """`4 s`: how long something has lasted."""
+    """`4 s`: how long something has lasted, with the clock time of its start as title."""
     return _time(context, since, "for")
 
 
 def _time(context: dict[str, Any], when: datetime | None, kind: str) -> SafeString | str:
     if not isinstance(when, datetime):
         return NOTHING
-    exact = when.astimezone(UTC).isoformat(" ")
-    age = age_text((context["now"] - when).total_seconds())
-    text = f"{age} ago" if kind == "ago" else age
+    when, now = when.astimezone(UTC), context["now"]
+    age_s = (now - when).total_seconds()
+    age = f"{age_text(age_s)} ago" if age_s >= 0 else f"in {age_text(-age_s)}"
+    exact = f"{when:%Y-%m-%d %H:%M:%S} UTC"
+    text, title = (clock_text(when, now), f"{age}, {exact}") if kind == "ago" else (age_text(age_s), f"since {exact}")
     # Nothing in it needs escaping, and a page has hundreds.
     return mark_safe(  # noqa: S308
-        f'<time datetime="{exact.replace(" ", "T")}" title="{exact[:19]} UTC" data-age="{kind}">{text}</time>'
+        f'<time datetime="{when:%Y-%m-%dT%H:%M:%SZ}" title="{title}" data-age="{kind}">{text}</time>'
     )
+
+
+def clock_text(when: datetime, now: datetime) -> str:
+    """A time in UTC, without the parts that it shares with now: the date today, the year this year."""
+    if when.date() == now.date():
+        return f"{when:%H:%M:%S}"
+    return f"{when:%m-%d %H:%M}" if when.year == now.year else f"{when:%Y-%m-%d %H:%M}"
 
 
 @register.simple_tag
@@ -92,7 +102,7 @@ def chart_rows(chart: Chart) -> SafeString:
     form = f"{{:,.{chart.decimals}f}}"
     return mark_safe(  # noqa: S308
         "".join(
-            f"<tr><td>{at:%m-%d %H:%M:%S}</td>"
+            f'<tr><td><time datetime="{at:%Y-%m-%dT%H:%M:%SZ}">{at:%m-%d %H:%M:%S}</time></td>'
             + "".join(
                 f'<td class="number">{NOTHING if value is None else form.format(value).replace(",", THIN_SPACE)}</td>'
                 for value in values

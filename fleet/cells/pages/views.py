@@ -5,7 +5,7 @@ from django.urls import reverse
 
 from controlplane.dashboard.actions import WHY, Action, ActionMenu, Submission, Target, action_view
 from controlplane.dashboard.choices import choose_deployment, choose_region, choose_state
-from controlplane.dashboard.events import EventList, cell_events
+from controlplane.dashboard.events import EventList, cell_events, chart_markers
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from fleet.cells.models import Cell
 from fleet.cells.pages.data import (
@@ -19,12 +19,13 @@ from fleet.cells.pages.data import (
     restart_effect,
 )
 from fleet.cells.services import DRAINABLE, RESTARTABLE, cell_drain, cell_restart
-from fleet.load.pages import LoadCharts, load_charts
+from fleet.load.pages import Charts, load_charts
 from fleet.load.selectors import cell_subject
 from fleet.machines.pages import CellMachines, cell_machines
 from fleet.nodes.selectors import NodeLines, cell_log_lines
 from fleet.nodes.services.reports import node_logs_request
 from fleet.reconcile.planning.states import CellState
+from kernel.time_ranges import OF_LOAD
 
 EVENTS_OF_ONE_CELL = 30
 
@@ -73,8 +74,10 @@ def _cell_actions(request: PageRequest) -> ActionMenu:
     return ActionMenu(confirmations, "" if confirmations else note, cell.deployment_id)
 
 
-def _cell_load_charts(request: PageRequest) -> LoadCharts:
-    return load_charts(cell_subject(request.key), span=request.text("span"), now=request.now)
+def _cell_load_charts(request: PageRequest) -> Charts:
+    deployment = request.once(_cell).cell.deployment_id
+    markers = chart_markers(request.span, deployment=deployment, cell=request.key)
+    return load_charts(cell_subject(request.key), span=request.span, now=request.now, markers=markers)
 
 
 def _cell_logs(request: PageRequest) -> tuple[NodeLines, ...]:
@@ -115,6 +118,7 @@ CELL = Page(
         Fragment("cell-logs", "Logs", ("logs",), "fleet/cells/logs.html", _cell_logs),
     ),
     charts=True,
+    ranges=OF_LOAD,
 )
 
 

@@ -9,7 +9,7 @@ from django.urls import reverse
 
 from controlplane.dashboard.actions import Action, ActionPage, Field, Submission, Target, action_page_view
 from controlplane.dashboard.choices import choose_deployment, choose_region
-from controlplane.dashboard.events import EventList, deployment_events
+from controlplane.dashboard.events import EventList, chart_markers, deployment_events
 from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
 from controlplane.forecast_budget import FORECASTS
 from controlplane.what_if import plan_scale
@@ -39,10 +39,11 @@ from fleet.deployments.pages.data import (
     shares_of,
 )
 from fleet.deployments.services.deployments import deployment_scale_or_request
-from fleet.load.pages import LoadCharts, Slo, load_charts, slo_of
+from fleet.load.pages import Charts, Slo, load_charts, slo_of
 from fleet.load.selectors import deployment_subject
 from fleet.regions.models import Region
 from kernel.refusals import InvalidInput, Refusal
+from kernel.time_ranges import OF_LOAD
 from simulator.prediction import Forecast
 
 EVENTS_OF_ONE_DEPLOYMENT = 30
@@ -97,10 +98,14 @@ def _forecasts(request: PageRequest) -> Forecasts:
     return forecasts_of(request.key, request.now)
 
 
-def _deployment_load(request: PageRequest) -> LoadCharts:
-    objective_ms = request.once(_deployment_model).objective().ttft_ms
-    subject = deployment_subject(request.key)
-    return load_charts(subject, span=request.text("span"), now=request.now, ttft_objective_ms=objective_ms)
+def _deployment_load(request: PageRequest) -> Charts:
+    return load_charts(
+        deployment_subject(request.key),
+        span=request.span,
+        now=request.now,
+        markers=chart_markers(request.span, deployment=request.key),
+        ttft_objective_ms=request.once(_deployment_model).objective().ttft_ms,
+    )
 
 
 def _events_of_deployment(request: PageRequest) -> EventList:
@@ -166,6 +171,7 @@ DEPLOYMENT = Page(
         Fragment("deployment-events", "Events", ("events",), "dashboard/events/list.html", _events_of_deployment),
     ),
     charts=True,
+    ranges=OF_LOAD,
 )
 
 

@@ -45,8 +45,8 @@ FILTERED: tuple[str, ...] = (
     "/keys/?q=search&state=active&tenant=tenant-0",
     "/nodes/?role=leader",
     "/rollouts/?state=active",
-    "/usage/costs/?span=90d&group=tenant,class&deployment=deployment-0&region=region-0",
-    "/usage/?span=90d&tenant=tenant-0&deployment=deployment-0",
+    "/usage/costs/?range=90d&group=tenant,class&deployment=deployment-0&region=region-0",
+    "/usage/?range=90d&tenant=tenant-0&deployment=deployment-0",
 )
 """Lists with every filter set; those of `fleets.one_more_of_everything` match."""
 DETAILS: tuple[str, ...] = (

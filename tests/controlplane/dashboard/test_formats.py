@@ -74,12 +74,26 @@ def test_numbers_are_short_and_nothing_is_a_dash(rendered: str, expected: str) -
     assert rendered.replace("\u202f", " ") == expected
 
 
-def test_a_relative_time_carries_the_absolute_one() -> None:
+def test_a_clock_time_carries_its_age_and_the_whole_time() -> None:
     template = Template("{% load switchyard %}{% ago when %}")
     html = template.render(Context({"now": NOW, "when": NOW - timedelta(minutes=5)}))
-    assert 'title="2026-11-21 11:55:00 UTC"' in html
-    assert 'datetime="2026-11-21T11:55:00+00:00"' in html
-    assert "5\u202fmin ago" in html
+    assert 'title="5\u202fmin ago, 2026-11-21 11:55:00 UTC"' in html
+    assert 'datetime="2026-11-21T11:55:00Z"' in html
+    assert html.endswith(">11:55:00</time>")
+
+
+@pytest.mark.parametrize(
+    ("ago", "clock", "title"),
+    [
+        (timedelta(hours=13), "11-20 23:00", "13\u202fh ago"),
+        (timedelta(days=400), "2025-10-17 12:00", "400\u202fd ago"),
+        (-timedelta(minutes=3), "12:03:00", "in 3\u202fmin"),
+    ],
+)
+def test_a_clock_time_leaves_out_what_it_shares_with_now(ago: timedelta, clock: str, title: str) -> None:
+    html = Template("{% load switchyard %}{% ago when %}").render(Context({"now": NOW, "when": NOW - ago}))
+    assert html.endswith(f">{clock}</time>")
+    assert f'title="{title}, ' in html
 
 
 def test_a_state_is_a_glyph_and_a_word_and_never_a_colour_alone() -> None:

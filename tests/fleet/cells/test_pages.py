@@ -6,6 +6,7 @@ import pytest
 
 from engine_agent.protocol.messages import LogTail
 from fleet.cells.models import Cell
+from fleet.faults.models import Incident
 from fleet.load.services import load_sample
 from fleet.nodes.models import NodeReport
 from fleet.nodes.services.reports import node_logs_store
@@ -38,14 +39,36 @@ def test_load_over_time_stands_in_charts_and_tables() -> None:
     NodeReport.objects.update(load=load)
     load_sample(now=now - timedelta(seconds=10))
     text = part("cell-load")
-    assert text.count("data-figure=") == 4
+    assert text.count("data-figure=") == 6, "no engine reports a KV cache"
     assert "&quot;name&quot;:&quot;requests&quot;" in text
     assert "Show as table" in text
-    assert 'href="?span=24h"' in text
+
+
+def test_the_range_of_the_charts_is_in_the_url_and_a_wrong_one_is_explained() -> None:
+    page = signed_in().get(f"{URL}?range=6h").content.decode()
+    assert '<a href="?range=6h" aria-current="true">6h</a>' in " ".join(page.split())
+    assert '<a href="?range=14d" >14d</a>' in " ".join(page.split())
+    wrong = signed_in().get(URL, {"from": "<b>noon", "to": ""}).content.decode()
+    assert "noon&#x27; is not a time; `from` must be like 2026-11-30T14:00Z. Shown: the last 1h." in wrong
+    assert 'name="from" value="&lt;b&gt;noon"' in wrong, "what was typed stays"
+
+
+def test_charts_mark_rollouts_incidents_and_shifts_and_list_them() -> None:
+    now = clock.now()
+    load_sample(now=now - timedelta(seconds=30))
+    load_sample(now=now - timedelta(seconds=10))
+    for cell, summary, minutes in ((CELL, "<i>lost</i>", 1), ("other", "elsewhere", 1), (CELL, "before", 90)):
+        opened_at = now - timedelta(minutes=minutes)
+        Incident.objects.create(kind=summary, subject=cell, cell=cell, summary=summary, opened_at=opened_at)
+    text = part("cell-load")
+    assert "1 marker " in text
+    assert "incident" in text
+    assert "&lt;i&gt;lost&lt;/i&gt;</a>" in text
+    assert "<i>" not in text
 
 
 def test_a_cell_without_a_past_says_so_in_each_chart() -> None:
-    assert part("cell-load", "?span=14d").count("No data in this period.") == 4
+    assert part("cell-load", "?range=14d").count("No data in this period.") == 7
 
 
 def test_probes_say_why_an_engine_is_unwell() -> None:

@@ -54,9 +54,9 @@ def test_without_requests_no_budget_is_judged() -> None:
     assert part("deployment-slo").count("no requests") == 2
 
 
-def test_the_objective_is_a_line_across_its_chart() -> None:
+def test_the_objective_stands_beside_its_chart() -> None:
     failing()
-    assert "&quot;y0&quot;:2000.0" in part("deployment-load")
+    assert "objective 2 000" in part("deployment-load")
 
 
 def test_roles_are_offered_where_cells_are_of_one_type() -> None:

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.django_db
 def test_where_nobody_looked_there_is_nothing(path: str) -> None:
     rows.cell("c-1")
     found = bearer().get(f"/api/v1/{path}/load").json()
-    assert (found["span"], found["step_s"]) == ("30m", FINE_S)
+    assert (found["range"], found["step_s"]) == ("1h", FINE_S)
     assert found["points"] == []
 
 
@@ -30,12 +30,20 @@ def test_a_window_says_what_happened_in_it() -> None:
     gauges = {"slow": 0, "cells": 1, "in_flight": 2, "queued": 0, "tokens_per_s": 50}
     figures = {"covered_s": FINE_S, "requests": 30, "errors": 3, **gauges}
     LoadWindow.objects.create(subject=subject, step_s=FINE_S, at=at, **figures)
-    points = bearer().get("/api/v1/cells/c-1/load", {"span": "1h"}).json()["points"]
+    points = bearer().get("/api/v1/cells/c-1/load", {"range": "1h"}).json()["points"]
     assert [(point["requests_per_s"], point["errors_percent"]) for point in points] == [(2.0, 10.0)]
     assert points[0]["at"] == at.isoformat().replace("+00:00", "Z")
 
 
-@pytest.mark.parametrize(("query", "broken"), [("span=9y", {"span": "invalid_choice"}), ("x=1", {"x": "unknown"})])
+@pytest.mark.parametrize(
+    ("query", "broken"),
+    [
+        ("range=9y", {"range": "invalid_choice"}),
+        ("from=yesterday", {"from": "invalid"}),
+        ("from=2026-11-21T12:00Z&to=2026-11-21T12:00Z", {"from": "range"}),
+        ("x=1", {"x": "unknown"}),
+    ],
+)
 def test_what_it_cannot_show_is_refused(query: str, broken: dict[str, str]) -> None:
     rows.cell("c-1")
     assert rules(bearer().get(f"/api/v1/cells/c-1/load?{query}")) == broken

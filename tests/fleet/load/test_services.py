@@ -10,9 +10,10 @@ from engine_agent.protocol.metrics import bucket_of
 from fleet.deployments.planner import RequestCounts
 from fleet.load.models import LoadSubject, LoadWindow
 from fleet.load.planner import FINE_S
-from fleet.load.selectors import SPANS, last_windows, load_series, seen_in_windows
+from fleet.load.selectors import last_windows, load_series, seen_in_windows, step_of
 from fleet.load.services import history_trim, load_sample
 from fleet.nodes.models import NodeReport
+from kernel.time_ranges import LENGTHS_S, TimeRange
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
@@ -90,10 +91,28 @@ def test_an_empty_fleet_is_looked_at_too() -> None:
 def test_a_series_has_a_gap_where_nobody_looked() -> None:
     for number in (0, 1, 4):
         look(number, n_1=reported(100 + number), n_2=reported(0))
-    series = load_series(["cell:c1", "cell:gone"], SPANS[0], NOW + 4 * STEP)
+    span = TimeRange("", NOW + 4 * STEP - timedelta(minutes=30), NOW + 4 * STEP)
+    series = load_series(["cell:c1", "cell:gone"], span, FINE_S)
     assert [point is not None for point in series["cell:c1"].points[-5:]] == [True, True, False, False, True]
     assert series["cell:gone"].last is None
     assert len(series["cell:gone"].points) == 120
+
+
+@pytest.mark.parametrize(
+    ("ago", "length", "step_s"),
+    [
+        ("1h", "1h", 15),
+        ("6h", "6h", 300),
+        ("6h", "1h", 300),
+        ("1d", "1d", 300),
+        ("7d", "1h", 3600),
+        ("14d", "14d", 3600),
+        ("90d", "90d", 3600),
+    ],
+)
+def test_a_range_has_the_finest_steps_that_are_kept_and_fit_on_a_chart(ago: str, length: str, step_s: int) -> None:
+    start = NOW - timedelta(seconds=LENGTHS_S[ago])
+    assert step_of(TimeRange("", start, start + timedelta(seconds=LENGTHS_S[length])), NOW) == step_s
 
 
 def test_what_objectives_are_judged_by_is_summed_by_window() -> None:

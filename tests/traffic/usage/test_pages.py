@@ -49,13 +49,13 @@ def test_tenants_are_shown_by_what_they_used_and_cost_with_their_budgets() -> No
     for expected in ("6\u202f200", "$25.00", "$4.00", "$2.50", "60 %", "Tokens of sim-70b cost nothing", "as=csv"):
         assert expected in text
     assert " past 50 %" in fragment(signed_in(), "/usage/", "usage-budgets")
-    narrowed = fragment(signed_in(), "/usage/?tenant=rufus&span=24h", "usage")
+    narrowed = fragment(signed_in(), "/usage/?tenant=rufus&range=1d", "usage")
     assert ">ada<" not in narrowed
     assert "tenant=rufus" in narrowed
 
 
 def test_without_usage_it_says_how_to_make_some() -> None:
-    text = fragment(signed_in(), "/usage/?span=nonsense", "usage")
+    text = fragment(signed_in(), "/usage/?range=nonsense", "usage")
     assert "No usage in the last 7 days" in text
     assert "tokens are free" in fragment(signed_in(), "/usage/costs/", "rates")
 
@@ -138,7 +138,7 @@ def test_figures_are_shown_with_idle_time_and_spares_apart_and_say_how_they_are_
 
 def test_tenants_have_no_idle_time() -> None:
     an_hour()
-    text = fragment(signed_in(), "/usage/costs/?group=tenant&span=24h", "costs")
+    text = fragment(signed_in(), "/usage/costs/?group=tenant&range=1d", "costs")
     assert ">rufus<" in text
     assert "$7.00" in text
     assert "without idle time" in text
@@ -151,7 +151,7 @@ def test_what_is_unknown_is_no_figure() -> None:
 
 
 def test_without_hours_it_says_when_there_will_be_some() -> None:
-    text = fragment(signed_in(), "/usage/costs/?span=odd&group=odd", "costs")
+    text = fragment(signed_in(), "/usage/costs/?range=odd&group=odd", "costs")
     assert "half a minute after a fleet's first full hour" in text
 
 
@@ -210,5 +210,5 @@ def test_a_budget_is_used_up_when_it_is_and_not_before(percent: str, shown: str)
 
 def test_a_single_hour_is_seen_in_its_charts() -> None:
     an_hour()
-    text = fragment(signed_in(), "/usage/costs/?span=24h", "costs")
+    text = fragment(signed_in(), "/usage/costs/?range=1d", "costs")
     assert text.count("lines+markers") == 5

@@ -15,6 +15,7 @@ from fleet.load.planner import FINE_S
 from fleet.load.selectors import last_windows, seen_in_windows
 from fleet.load.services import load_sample
 from fleet.nodes.models import NodeReport
+from kernel.time_ranges import last
 from kernel.tones import Tone
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -64,7 +65,7 @@ def test_an_outage_in_which_no_cell_answers_is_seen_everywhere(deployment: Deplo
     load_sample(now=NOW + STEP)
     usage_count(now=NOW + STEP)
     assert errors_in_charts(NOW + STEP) == dict.fromkeys(SUBJECTS, 40)
-    rate = load_charts("deployment:sim-70b", span="1h", now=NOW + STEP).charts[0].series
+    rate = load_charts("deployment:sim-70b", span=last("1h", NOW + STEP), now=NOW + STEP).charts[0].series
     assert {line.name: max(filter(None, line.values)) for line in rate} == {"requests": 40 / 15, "errors": 40 / 15}
     assert slo_of(deployment, NOW + STEP).burns[0].tone is Tone.BAD
     row = deployment_find(name="sim-70b", now=NOW + STEP)

@@ -21,6 +21,7 @@ from fleet.load.pages import load_charts
 from fleet.load.planner import FINE_S
 from fleet.load.selectors import seen_in_windows
 from fleet.load.services import load_sample
+from kernel.time_ranges import last
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
@@ -78,7 +79,7 @@ async def test_the_sum_of_5xx_that_clients_saw_is_what_every_place_counts(tmp_pa
         now = NOW + timedelta(seconds=FINE_S)
         load_sample(now=now)
         usage_count(now=now)
-        chart = load_charts("deployment:sim-70b", span="1h", now=now).charts[0]
+        chart = load_charts("deployment:sim-70b", span=last("1h", now), now=now).charts[0]
         errors = next(series for series in chart.series if series.name == "errors")
         gauge = next(each for each in FleetGauges().collect() if each.name == "switchyard_requests_refused")
         return {

@@ -20,9 +20,10 @@ from fleet.capacity.services import dated_states, rate_set, rate_withdraw
 from fleet.deployments.models import Deployment
 from fleet.regions.models import Rate, Region
 from kernel.access import Role
+from kernel.time_ranges import OF_USAGE
 from kernel.tones import Tone
 from models_registry.instance_types.selectors import instance_type_names
-from traffic.usage.pages.usage import DEFAULT_SPAN, SPANS, Span, first_step, place_of, span_of, step_of
+from traffic.usage.pages.usage import Span, first_step, place_of, span_of, step_of
 from traffic.usage.planning.figures import FIGURES, CostRow, CostSums, UsageQuery
 from traffic.usage.selectors import BatchPrice, TokenWeight, batch_price, cost_answer, cost_rows, token_weights
 
@@ -110,7 +111,7 @@ def cost_view(*, span: Span, group: str, deployment: str, region: str, now: date
         lines=tuple(lines),
         more=answer.truncated,
         batches=batch_price(query),
-        query=urlencode({"group": chosen, "by": step_of(span).value, "from": span.name} | dict(where)),
+        query=urlencode({"group": chosen, "by": step_of(span).value} | span.query | dict(where)),
     )
 
 
@@ -214,21 +215,19 @@ def rate_rows(now: datetime) -> tuple[tuple[Rate, str, str], ...]:
 
 def _costs(request: PageRequest) -> CostView:
     return cost_view(
-        span=span_of(request.text("span")),
+        span=span_of(request.span),
         group=request.text("group"),
         deployment=request.text("deployment"),
         region=request.text("region"),
-        now=request.now,
+        now=request.span.end,
     )
 
 
 def _filter(request: PageRequest) -> Filter:
-    others = [(span.name, span.label) for span in SPANS if span is not DEFAULT_SPAN]
-    span = choose_labelled(request, "span", (("", DEFAULT_SPAN.label), *others))
     group = choose_labelled(request, "group", (("", GROUPS[0][1]), *GROUPS[1:]))
     return Filter(
         text_label="", text_name="", text="",
-        choices=(span, group, choose_deployment(request), choose_region(request)),
+        choices=(group, choose_deployment(request), choose_region(request)),
     )  # fmt: skip
 
 
@@ -251,6 +250,7 @@ COSTS = Page(
     section="costs",
     title="Cost and power",
     charts=True,
+    ranges=OF_USAGE,
     fragments=(
         Fragment("costs", "", ("usage",), "traffic/usage/costs.html", _costs),
         Fragment("weights", "Token weights", ("usage",), "traffic/usage/weights.html", _weights),

@@ -4,18 +4,20 @@ from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
+from math import ceil
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from django.db.models import Sum
 from django.shortcuts import get_object_or_404
 
 from controlplane.dashboard.actions import Submission, action, page_target
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
-from controlplane.dashboard.choices import choose, choose_deployment, choose_labelled
+from controlplane.dashboard.choices import choose, choose_deployment
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from fleet.deployments.models import Deployment
 from kernel.access import Role
+from kernel.time_ranges import OF_USAGE, TimeRange
 from traffic.keys.models import ApplicationKey
 from traffic.responses.selectors import KeptOfTenant, kept_by_tenant
 from traffic.responses.services import store_settings
@@ -40,21 +42,12 @@ HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Time range, and the step of its charts."""
+    """A time range in whole steps of its charts. `query`: the range in the API."""
 
-    name: str
     label: str
     length: timedelta
     step: timedelta
-
-
-SPANS = (
-    Span("24h", "24 hours", DAY, HOUR),
-    Span("7d", "7 days", 7 * DAY, DAY),
-    Span("30d", "30 days", 30 * DAY, DAY),
-    Span("90d", "90 days", 90 * DAY, DAY),
-)
-DEFAULT_SPAN = SPANS[1]
+    query: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +87,13 @@ class UsageView:
         return not (self.tenants or self.deployments)
 
 
-def span_of(name: str) -> Span:
-    return next((span for span in SPANS if span.name == name), DEFAULT_SPAN)
+def span_of(chosen: TimeRange) -> Span:
+    """Steps of an hour up to two days, of a day above."""
+    step = HOUR if chosen.length <= 2 * DAY else DAY
+    steps = ceil(chosen.length / step)
+    label = f"{steps} {'hour' if step == HOUR else 'day'}{'s' if steps > 1 else ''}"
+    query = {"from": chosen.name} if chosen.name else dict(parse_qsl(chosen.query))
+    return Span(label, steps * step, step, query)
 
 
 def usage_view(*, span: Span, tenant: str, deployment: str, now: datetime) -> UsageView:
@@ -120,7 +118,7 @@ def usage_view(*, span: Span, tenant: str, deployment: str, now: datetime) -> Us
         deployments=tuple(lines),
         more=by_tenant.truncated or by_deployment.truncated,
         query=urlencode(
-            {"group": "tenant,key,deployment,class,adapter", "by": step_of(span).value, "from": span.name} | dict(where)
+            {"group": "tenant,key,deployment,class,adapter", "by": step_of(span).value} | span.query | dict(where)
         ),
         unpriced=tuple(line.name for line in lines if line.name and _token_sum(line.sums) and line.price is None),
     )
@@ -230,18 +228,16 @@ def kept_responses_view(*, tenant: str) -> KeptResponsesView:
 
 def _usage(request: PageRequest) -> UsageView:
     return usage_view(
-        span=span_of(request.text("span")),
+        span=span_of(request.span),
         tenant=request.text("tenant"),
         deployment=request.text("deployment"),
-        now=request.now,
+        now=request.span.end,
     )
 
 
 def _filter(request: PageRequest) -> Filter:
-    others = [(span.name, span.label) for span in SPANS if span is not DEFAULT_SPAN]
-    span = choose_labelled(request, "span", (("", DEFAULT_SPAN.label), *others))
     tenant = choose(request, "tenant", "every tenant", usage_tenants())
-    return Filter(text_label="", text_name="", text="", choices=(span, tenant, choose_deployment(request)))
+    return Filter(text_label="", text_name="", text="", choices=(tenant, choose_deployment(request)))
 
 
 def _budgets(request: PageRequest) -> dict[str, Any]:
@@ -259,6 +255,7 @@ USAGE = Page(
     section="usage",
     title="Usage",
     charts=True,
+    ranges=OF_USAGE,
     fragments=(
         Fragment("usage", "", ("usage",), "traffic/usage/usage.html", _usage),
         Fragment("usage-budgets", "Budgets of this month", ("usage",), "traffic/usage/budgets.html", _budgets),

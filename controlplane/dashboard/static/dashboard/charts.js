@@ -1,6 +1,8 @@
 // Draws the figures that the server put into the page, in the colours of the theme in force. It makes no figure itself:
 // without this file the same numbers stand in the table below each chart.
 
+import { inBrowserZone, stamp } from "./ages.js";
+
 const COLOUR_TOKEN = /^--[a-z0-9-]+$/;
 const OPTIONS = { displayModeBar: false, responsive: true, showTips: false };
 
@@ -35,8 +37,25 @@ function themed(layout) {
   };
 }
 
+const UTC_STAMP = /^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d$/;
+const utcMs = (text) => Date.parse(`${text.replace(" ", "T")}Z`);
+
+// Plotly shows times as they are written: the server's are UTC.
+function inZone(value) {
+  if (typeof value === "string") return UTC_STAMP.test(value) ? stamp(utcMs(value)) : value;
+  if (Array.isArray(value)) return value.map(inZone);
+  if (value === null || typeof value !== "object") return value;
+  if (typeof value.x0 === "string" && value.dx) {
+    const x = value.y.map((_, number) => stamp(utcMs(value.x0) + number * value.dx));
+    const { x0, dx, ...rest } = value;
+    return { ...rest, x };
+  }
+  return Object.fromEntries(Object.entries(value).map(([key, each]) => [key, inZone(each)]));
+}
+
 function draw(place) {
-  const figure = JSON.parse(place.dataset.figure);
+  const written = JSON.parse(place.dataset.figure);
+  const figure = inBrowserZone() ? inZone(written) : written;
   const layout = themed(figure.layout);
   if (layout.showlegend) layout.margin = { ...layout.margin, t: 28 };
   window.Plotly.react(place, resolved(figure.data, place), resolved(layout, place), OPTIONS);
@@ -60,6 +79,7 @@ document.body.addEventListener("htmx:afterRequest", (event) => {
   if (event.detail.successful && fragment) drawAll(fragment);
 });
 
+document.addEventListener("switchyard:zone", () => drawAll(document));
 new MutationObserver(() => drawAll(document)).observe(document.documentElement, { attributeFilter: ["data-theme"] });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => drawAll(document));
 

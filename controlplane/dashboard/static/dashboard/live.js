@@ -200,4 +200,5 @@ document.addEventListener("visibilitychange", () => {
 fragments().forEach(note);
 showProblems();
 connect(RECONNECT_FIRST_MS);
+document.addEventListener("switchyard:zone", showAges);
 setInterval(tick, 1000);
