@@ -17,13 +17,14 @@ from fleet.cells.models import Cell
 from fleet.deployments.pages.data import DeploymentList, Placed, deployment_list, deployments_placed
 from fleet.faults.models import Incident
 from fleet.faults.pages import BAD_CELL_STATES, FleetHealth
-from fleet.load.selectors import FLEET, SPANS, LoadSeries, Point, load_series
+from fleet.load.planner import FINE_S
+from fleet.load.selectors import FLEET, LoadSeries, Point, load_series
 from fleet.reconcile.planning.states import CellState, IncidentState
+from kernel.time_ranges import last
 
 ROWS_SHOWN = 20
 """Open incidents and broken cells at the top; the full lists are one click away."""
 EVENTS_ON_OVERVIEW = 15
-HOUR = next(span for span in SPANS if span.name == "1h")
 RECENT_POINTS = 4
 """A number is the newest of this many windows; older ones are no longer current."""
 COST_STEP = timedelta(minutes=5)
@@ -125,7 +126,7 @@ def _yard(request: PageRequest) -> Yard:
 
 
 def _numbers(request: PageRequest) -> tuple[Number, ...]:
-    load = load_series([FLEET], HOUR, request.now)[FLEET]
+    load = load_series([FLEET], last("1h", request.now), FINE_S)[FLEET]
     return numbers_of(load, request.once(_yard), request.now)
 
 
