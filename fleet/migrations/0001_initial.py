@@ -220,6 +220,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('state', models.CharField(choices=[('running', 'Running'), ('paused', 'Paused'), ('baking', 'Baking'), ('rolling_back', 'Rolling back'), ('succeeded', 'Succeeded'), ('rolled_back', 'Rolled back'), ('failed', 'Failed')], default='running', max_length=16)),
                 ('reason', models.TextField()),
+                ('cause', models.TextField(blank=True, help_text='Why it paused, rolled back or ended early. Empty after a resume.')),
                 ('why', models.TextField(blank=True)),
                 ('stage', models.PositiveIntegerField(default=0)),
                 ('region_order', models.JSONField()),

@@ -72,8 +72,9 @@ class RolloutSerializer(serializers.ModelSerializer[Rollout]):
     class Meta:
         model = Rollout
         fields = [
-            "id", "deployment", "from_version", "to_version", "state", "tone", "reason", "why", "stage", "stage_label",
-            "region_order", "policy", "failed", "verdict", "actor", "created_at", "state_since", "ended_at",
+            "id", "deployment", "from_version", "to_version", "state", "tone", "reason", "cause", "why", "stage",
+            "stage_label", "region_order", "policy", "failed", "verdict", "actor", "created_at", "state_since",
+            "ended_at",
         ]  # fmt: skip
         examples = {"stage_label": "us-east-1 100 %"}
 

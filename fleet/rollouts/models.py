@@ -20,6 +20,7 @@ class Rollout(models.Model):
     to_version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="rollouts")
     state = models.CharField(max_length=16, choices=choices(RolloutState), default=RolloutState.RUNNING.value)
     reason = models.TextField()
+    cause = models.TextField(blank=True, help_text="Why it paused, rolled back or ended early. Empty after a resume.")
     why = models.TextField(blank=True)
     stage = models.PositiveIntegerField(default=0)
     region_order = models.JSONField()
@@ -56,6 +57,11 @@ class Rollout(models.Model):
     @property
     def is_active(self) -> bool:
         return RolloutState(self.state) in ROLLOUT_ACTIVE
+
+    @property
+    def headline(self) -> str:
+        """The sentence that explains its state: the cause, once it stopped moving forward."""
+        return self.cause or self.reason
 
 
 class RolloutPoints(models.Model):

@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from functools import partial
+from typing import Any
 
-from django.db.models import Q
+import msgspec
+from django.db.models import Case, Q, When
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
@@ -33,13 +35,21 @@ from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, Pa
 from fleet.cells.models import Cell
 from fleet.cells.pages.data import CellList, cells_of
 from fleet.deployments.models import Deployment, DeploymentRegion
-from fleet.deployments.planner import parse_policy
-from fleet.load.planner import FINE_S
+from fleet.deployments.planner import GatePolicy, parse_policy
+from fleet.load.planner import FINE_S, KEPT_S
 from fleet.reconcile.planning.states import CellState, RolloutState, choices
 from fleet.rollouts.models import Rollout, RolloutPoints
-from fleet.rollouts.planning.gates import NEW, OLD
+from fleet.rollouts.planning.gates import NEW, OLD, appended, length_of, merged
 from fleet.rollouts.planning.waves import preview_seconds, preview_stages, stages_of
-from fleet.rollouts.selectors import ACTIVE, AFTER, BEFORE, MeasuredLines, measured_lines, rollouts_described
+from fleet.rollouts.selectors import (
+    ACTIVE,
+    AFTER,
+    BEFORE,
+    MeasuredLines,
+    bake_so_far,
+    measured_lines,
+    rollouts_described,
+)
 from fleet.rollouts.services import (
     Proposal,
     already_serves,
@@ -58,19 +68,8 @@ from models_registry.versions.planning.lifecycle import VersionState
 
 ROLLOUTS_SHOWN = 100
 
-# Label, whether it is in ms, and the keys of the updated and the old cells' number in a verdict.
-GATE_LINES = (
-    ("Requests", False, "requests", "control_requests"),
-    ("Errors", False, "errors", "control_errors"),
-    *(
-        (f"{name}, {quantile}", True, f"{latency}_{quantile}_ms", f"{latency}_{quantile}_control_ms")
-        for name, latency in (
-            ("Time to first token", "time_to_first_token"),
-            ("Time between tokens", "time_between_tokens"),
-        )
-        for quantile in ("median", "p95")
-    ),
-)
+LATENCIES = (("Time to first token", "time_to_first_token"), ("Time between tokens", "time_between_tokens"))
+QUANTILES = ("median", "p95")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +98,40 @@ class Wave:
 
 @dataclass(frozen=True, slots=True)
 class GateLine:
-    """One number that a gate compared. `ratio`: updated to old cells, or None if it has no meaning."""
+    """One number that a gate compares, for the updated and the old cells. `unit`: "", % or ms. `samples`: of both.
+    `limit`: what counts as worse, in words. `chance`: probability that the difference is chance."""
 
     name: str
-    is_time: bool
-    updated: float | None
+    updated: float
     old: float | None
-    ratio: float | None
+    unit: str = ""
+    samples: tuple[float, float] | None = None
+    limit: str = ""
+    chance: float | None = None
+    is_worse: bool = False
+
+    @property
+    def decimals(self) -> int:
+        return {"%": 2, "ms": 1}.get(self.unit, 0)
+
+    @property
+    def ratio(self) -> float | None:
+        """Updated to old cells, or None if it has no meaning."""
+        return self.updated / self.old if self.unit and self.old else None
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutDetail:
+    """`verdict`: the last gate's, or the one that a gate would have now if `is_so_far`."""
+
     rollout: Rollout
     waves: tuple[Wave, ...]
     updated: int
     live: int
+    verdict: Mapping[str, Any] | None
+    is_so_far: bool
     compared: tuple[GateLine, ...]
+    gate: GatePolicy
 
 
 def rollout_list(*, state: str = "", text: str = "", limit: int = ROLLOUTS_SHOWN) -> RolloutList:
@@ -138,20 +155,48 @@ def rollout_find(key: str) -> RolloutDetail | None:
         return None
     cells = Cell.objects.filter(deployment_id=rollout.deployment_id).exclude(state=CellState.STOPPED.value)
     versions = Counter(cells.values_list("model_version_id", flat=True))
+    so_far = bake_so_far(rollout)
+    verdict = msgspec.to_builtins(so_far) if so_far is not None else rollout.verdict
+    gate = parse_policy(rollout.policy).gate
     return RolloutDetail(
         rollout=rollout,
         waves=_waves(rollout),
         updated=versions[rollout.to_version_id],
         live=versions.total(),
-        compared=tuple(_gate_lines((rollout.verdict or {}).get("numbers", {}))),
+        verdict=verdict,
+        is_so_far=so_far is not None,
+        compared=tuple(gate_lines(verdict["numbers"], gate)) if verdict else (),
+        gate=gate,
     )
 
 
-def _gate_lines(numbers: Mapping[str, float | None]) -> Iterator[GateLine]:
-    for name, is_time, updated, old in GATE_LINES:
-        if updated in numbers:
-            here, there = numbers[updated], numbers.get(old)
-            yield GateLine(name, is_time, here, there, here / there if is_time and here and there else None)
+def gate_lines(numbers: Mapping[str, float | None], gate: GatePolicy) -> Iterator[GateLine]:
+    """The numbers of a verdict, each with its samples and its limit. Leaves out those that the verdict lacks."""
+    requests, control = numbers.get("requests"), numbers.get("control_requests")
+    if requests is None:
+        return
+    yield GateLine("Requests", requests, control, limit=f"at least {gate.min_samples} of each")
+    if requests:
+        share = 100 * (numbers.get("errors") or 0) / requests
+        usual = 100 * (numbers.get("control_errors") or 0) / control if control else None
+        chance = numbers.get("errors_chance")
+        is_worse = usual is not None and share > gate.error_ratio * usual and _is_significant(chance, gate)
+        limit = f"{gate.error_ratio:g} times"
+        yield GateLine("Failed requests", share, usual, "%", (requests, control or 0), limit, chance, is_worse)
+    for name, key in LATENCIES:
+        samples = (numbers.get(f"{key}_samples") or 0, numbers.get(f"{key}_control_samples") or 0)
+        for quantile in QUANTILES:
+            here, there = numbers.get(f"{key}_{quantile}_ms"), numbers.get(f"{key}_{quantile}_control_ms")
+            if here is None or there is None:
+                continue
+            chance = numbers.get(f"{key}_{quantile}_chance")
+            is_worse = here > gate.latency_ratio * there and _is_significant(chance, gate)
+            label, limit = f"{name}, {quantile}", f"{gate.latency_ratio:g} times"
+            yield GateLine(label, here, there, "ms", samples, limit, chance, is_worse)
+
+
+def _is_significant(chance: float | None, gate: GatePolicy) -> bool:
+    return chance is not None and chance < gate.significance
 
 
 def stage_label(rollout: Rollout) -> str:
@@ -200,16 +245,27 @@ CHARTS = (
 def rollout_charts(rollout: Rollout, now: datetime) -> tuple[Chart, ...]:
     """Errors and latencies of both versions, in five queries. Uses the stored points if there are any."""
     until = min(now, rollout.ended_at + AFTER) if rollout.ended_at else now
-    measured = _stored_lines(rollout) or _lines_from_load(rollout, until, now)
+    measured = _stored_lines(rollout, until) or _lines_from_load(rollout, until, now)
     if measured is None:
         return ()
     bands = _state_bands(rollout, until)
     return tuple(_chart(name, title, unit, measured, bands) for name, title, unit in CHARTS)
 
 
-def _stored_lines(rollout: Rollout) -> MeasuredLines | None:
+def _stored_lines(rollout: Rollout, until: datetime) -> MeasuredLines | None:
+    """The stored points, and the samples since then, because housekeeping stores them only every few minutes."""
     points = RolloutPoints.objects.filter(rollout=rollout).first()
-    return MeasuredLines(points.start, points.step_s, points.lines) if points else None
+    if points is None:
+        return None
+    end = points.start + timedelta(seconds=length_of(points.lines) * points.step_s)
+    steps = int((until - end).total_seconds() // points.step_s)
+    tail_s = steps * points.step_s
+    tail = TimeRange("", end, end + timedelta(seconds=tail_s))
+    newer = measured_lines(rollout, tail, FINE_S) if 0 < tail_s <= KEPT_S[FINE_S] else None
+    if newer is None:
+        return MeasuredLines(points.start, points.step_s, points.lines)
+    lines = appended(points.lines, merged(newer.lines, points.step_s // FINE_S))
+    return MeasuredLines(points.start, points.step_s, lines)
 
 
 def _lines_from_load(rollout: Rollout, until: datetime, now: datetime) -> MeasuredLines | None:
@@ -393,13 +449,17 @@ def _chosen_version(form: Submission) -> str:
 
 
 def _form_context(form: Submission, thing: None) -> Context:
-    """All deployments, and the newest released or validated versions."""
+    """All deployments, and the versions of the chosen one's model: released ones first, the newest first."""
+    deployments = list(Deployment.objects.order_by("name").values_list("name", flat=True))
+    chosen = form.text("deployment")
     states = [VersionState.RELEASED.value, VersionState.VALIDATED.value]
-    versions = ModelVersion.objects.filter(state__in=states).order_by("-id").only("model_id", "version")
+    versions = ModelVersion.objects.filter(state__in=states, model__versions__deployments=chosen).distinct()
+    released_first = Case(When(state=VersionState.RELEASED.value, then=0), default=1)
+    offered = versions.order_by(released_first, "-id").only("model_id", "version", "state")[:VERSIONS_OFFERED]
     return {
-        "form": {name: form.text(name) for name in ("deployment", "unreleased")} | {"version": _chosen_version(form)},
-        "deployments": Deployment.objects.order_by("name").values_list("name", flat=True),
-        "versions": [version.reference for version in versions[:VERSIONS_OFFERED]],
+        "form": {"deployment": chosen, "unreleased": form.text("unreleased"), "version": _chosen_version(form)},
+        "deployments": deployments,
+        "versions": [(version.reference, version.state) for version in offered],
     }
 
 

@@ -10,16 +10,17 @@ from typing import Any
 import msgspec
 from django.db.models import QuerySet
 
-from fleet.cells.models import Cell, Disruption
+from fleet.cells.models import Cell, CellMember, Disruption
 from fleet.deployments.models import Deployment
 from fleet.deployments.planner import UpdatePolicy, parse_policy
-from fleet.load.planner import CellCounters, counters_of
+from fleet.load.planner import CellCounters, counters_of, pooled
 from fleet.load.selectors import LoadSeries, Point, cell_subject, load_series, load_stored
 from fleet.nodes.models import NodeReport
-from fleet.reconcile.planning.snapshot import FailedStart, RolloutView
-from fleet.reconcile.planning.states import ROLLOUT_ACTIVE, RolloutState
+from fleet.reconcile.planning.snapshot import FailedStart, RolloutView, Verdict
+from fleet.reconcile.planning.states import ROLLOUT_ACTIVE, CellState, RolloutState
 from fleet.rollouts.models import Rollout
-from fleet.rollouts.planning.gates import NEW, OLD
+from fleet.rollouts.planning.gates import NEW, OLD, gate_verdict
+from fleet.rollouts.planning.waves import stages_of
 from kernel.time_ranges import TimeRange
 from models_registry.benchmarks.selectors import goodput_compared
 
@@ -80,6 +81,27 @@ def counters_reported(report: NodeReport | None) -> CellCounters | None:
     if report is None or report.load is None:
         return None
     return counters_of(load_stored(report.load), report.generation)
+
+
+def bake_so_far(rollout: Rollout) -> Verdict | None:
+    """What the gate would decide now, from what the cells have counted since the bake began; one query. None outside a
+    bake, before the first report in it, and for a deployment on several instance types, because the gate compares
+    cells by type."""
+    if rollout.state != RolloutState.BAKING or len(rollout.deployment.instance_types) > 1:
+        return None
+    before, policy = counters_stored(rollout.counters), parse_policy(rollout.policy)
+    stage = stages_of(policy, tuple(rollout.region_order))[rollout.stage]
+    leaders = CellMember.objects.filter(rank=0, cell__in=list(before), cell__state=CellState.READY.value)
+    counted: dict[bool, list[CellCounters]] = {True: [], False: []}
+    for leader in leaders.select_related("cell", "node__report"):
+        now = counters_reported(getattr(leader.node, "report", None))
+        since = now.since(before[leader.cell_id]) if now is not None else None
+        is_updated = leader.cell.model_version_id == rollout.to_version_id
+        if since is not None and (leader.cell.region_id == stage.region or not is_updated):
+            counted[is_updated].append(since)
+    if not counted[True]:
+        return None
+    return gate_verdict(pooled(counted[True]), pooled(counted[False]) if counted[False] else None, policy.gate)
 
 
 CELLS_OF_EACH = 20

@@ -25,6 +25,7 @@ from fleet.reconcile.selectors.snapshot import deployment_view
 from fleet.regions.models import Region
 from fleet.rollouts.models import Rollout, RolloutPoints
 from fleet.rollouts.planning.gates import MAX_POINTS, appended, length_of, merged
+from fleet.rollouts.planning.planner import cause_after
 from fleet.rollouts.planning.waves import objection, order_of_regions, progress_of
 from fleet.rollouts.selectors import ACTIVE, AFTER, BEFORE, measured_lines, rollout_view
 from fleet.webhooks.planner import WebhookEvent
@@ -69,7 +70,7 @@ def rollout_locked(rollout_id: int) -> Rollout:
 
 def rollout_save(rollout: Rollout, *, to: RolloutState, reason: str, now: datetime, moved: bool = True) -> None:
     """Stores a locked rollout in its next state. `moved`: a state or stage begins."""
-    rollout.state, rollout.reason = to.value, reason
+    rollout.state, rollout.reason, rollout.cause = to.value, reason, cause_after(rollout.cause, to, reason)
     rollout.revision += 1
     if moved:
         rollout.state_since = now
@@ -242,8 +243,8 @@ def rollout_start(*, proposal: Proposal, actor: str, now: datetime, why: str = "
             state_since=now,
         )
         if before is not None:
-            before.reason = f"superseded by rollout {rollout.pk}"
-            before.save(update_fields=["reason"])
+            before.reason = before.cause = f"superseded by rollout {rollout.pk}"
+            before.save(update_fields=["reason", "cause"])
             rollout_event(before, actor=actor, now=now)
         rollout_event(rollout, actor=actor, now=now, detail={"to": proposal.version.reference})
         live.push("rollouts", str(rollout.pk))

@@ -37,7 +37,7 @@ def gate_verdict(updated: CellCounters, control: CellCounters | None, policy: Ga
         return Verdict(Finding.PASSED, f"{reason} {updated.requests} requests", numbers)
     numbers |= {"control_requests": control.requests, "control_errors": control.errors}
     sides = {"time to first token": (updated.ttft, control.ttft), "time between tokens": (updated.itl, control.itl)}
-    errors = _errors_worsening(updated, control, policy)
+    errors = _errors_worsening(updated, control, policy, numbers)
     findings = [_latency_finding(name, *pair, policy, numbers) for name, pair in sides.items()]
     worse = [worsening for worsening in (errors, *(finding.worse for finding in findings)) if worsening]
     if worse:
@@ -55,11 +55,12 @@ class _LatencyFinding:
     lacking: str = ""
 
 
-def _errors_worsening(updated: CellCounters, control: CellCounters, policy: GatePolicy) -> str:
+def _errors_worsening(updated: CellCounters, control: CellCounters, policy: GatePolicy, numbers: Numbers) -> str:
     if not updated.requests or not control.requests:
         return ""
     share, usual = updated.errors / updated.requests, control.errors / control.requests
     chance = more_by_chance(updated.errors, updated.requests, control.errors, control.requests)
+    numbers["errors_chance"] = round(chance, 6)
     if share <= policy.error_ratio * usual or chance >= policy.significance:
         return ""
     return f"{share:.1%} of requests failed, {usual:.1%} with the old version"
@@ -76,11 +77,12 @@ def _latency_finding(
     for label, q in (("median", 0.50), ("p95", 0.95)):
         here, there = quantile_bucket(updated, q), quantile_bucket(control, q)
         ratio = 2 ** ((here - there) / BUCKETS_PER_DOUBLING)
+        chance = greater_by_chance(updated, control) if q == 0.50 else _tail_by_chance(updated, control, there)
         numbers |= {
             f"{key}_{label}_ms": round(midpoint_s(here) * 1000, 3),
             f"{key}_{label}_control_ms": round(midpoint_s(there) * 1000, 3),
+            f"{key}_{label}_chance": round(chance, 6),
         }
-        chance = greater_by_chance(updated, control) if q == 0.50 else _tail_by_chance(updated, control, there)
         if ratio > policy.latency_ratio and chance < policy.significance:
             findings.append(f"{label} {name} is {ratio:.2f} times the old version's")
     return _LatencyFinding(worse="; ".join(findings))

@@ -21,6 +21,17 @@ BAKE_STRETCH = 3.0
 """With too few samples, a bake may take this many times its length, because traffic may be low."""
 
 
+BACKWARD = frozenset({RolloutState.PAUSED, RolloutState.ROLLING_BACK, RolloutState.FAILED})
+
+
+def cause_after(cause: str, to: RolloutState, reason: str) -> str:
+    """The cause of a rollout that enters state `to` for `reason`: why it no longer moves forward, or "". A rollback
+    keeps the cause with which it began, also if an operator aborts it."""
+    if to in BACKWARD:
+        return reason if to is not RolloutState.FAILED or not cause else cause
+    return cause if to is RolloutState.ROLLED_BACK else ""
+
+
 def plan_rollout(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
     """Changes of rollouts, at most one each."""
     if not fleet.rollouts:

@@ -114,3 +114,12 @@ def test_a_rollout_whose_points_were_not_kept_for_hours_has_a_gap(rollout: Rollo
     rollout_points_keep(now=START + timedelta(hours=5))
     kept = RolloutPoints.objects.get()
     assert length_of(kept.lines) * kept.step_s == pytest.approx(5 * 3600 + 180, abs=kept.step_s)
+
+
+def test_samples_newer_than_the_stored_points_are_shown(rollout: Rollout) -> None:
+    rollout_points_keep(now=START + timedelta(minutes=5))
+    stored = rollout_charts(rollout, START + timedelta(minutes=5))[0]
+    later = rollout_charts(rollout, START + timedelta(minutes=9))[0]
+    assert len(later.series[0].values) - len(stored.series[0].values) == 16
+    assert at(later, 8) == (100.0, 40.0)
+    assert RolloutPoints.objects.get(rollout=rollout).lines["ttft"]["new"] == list(stored.series[0].values)

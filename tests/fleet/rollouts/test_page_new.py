@@ -44,12 +44,22 @@ def selected(shown: str) -> list[str]:
     return re.findall(r'<option value="([^"]*)" selected>', shown)
 
 
+def test_only_versions_of_the_deployments_model_are_offered_released_ones_first() -> None:
+    rows.version("4", state=VersionState.RELEASED)
+    other = Model.objects.create(name="other", created_at=NOW)
+    ModelVersion.objects.create(model=other, version="9", engine="sim", state=VersionState.RELEASED, created_at=NOW)
+    shown = signed_in().get(PAGE, {"deployment": "sim-70b"}).text
+    offered = re.findall(r'<option value="([^"]*@[^"]*)"', shown)
+    assert offered == ["sim-70b@4", "sim-70b@1", "sim-70b@2", "sim-70b@3"]
+    assert "sim-70b@3 (validated)" in shown
+
+
 def test_the_newest_released_version_of_the_deployments_own_model_is_preselected() -> None:
     rows.version("4", state=VersionState.RELEASED)
     rows.version("5", state=VersionState.VALIDATED)
     other = Model.objects.create(name="other", created_at=NOW)
     ModelVersion.objects.create(model=other, version="9", engine="sim", state=VersionState.RELEASED, created_at=NOW)
-    assert selected(signed_in().get(PAGE).text) == [""]
+    assert selected(signed_in().get(PAGE).text) == ["", ""]
     shown = signed_in().get(PAGE, {"deployment": "sim-70b"}).text
     assert selected(shown) == ["sim-70b", "sim-70b@4"]
     assert "Roll sim-70b out to sim-70b@4" in shown

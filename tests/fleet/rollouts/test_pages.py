@@ -2,11 +2,18 @@
 
 from datetime import timedelta
 
+import msgspec
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from engine_agent.protocol.messages import Load
+from fleet.cells.models import Cell, CellMember
+from fleet.deployments.planner import GatePolicy
+from fleet.load.planner import CellCounters
+from fleet.nodes.models import NodeReport
 from fleet.rollouts.models import Rollout
+from fleet.rollouts.pages import gate_lines
 from fleet.rollouts.services import rollout_propose, rollout_start
 from kernel.events import event_record
 from kernel.tones import Tone
@@ -61,6 +68,45 @@ def test_a_gate_shows_the_new_version_beside_the_old_one(rollout: Rollout) -> No
     for expected in ("30.0 ms", "20.0 ms", "1.50", "54", "1 082"):
         assert f">{expected}</td>" in shown
     assert "Errors" not in shown
+
+
+def test_a_gate_names_the_limit_and_the_samples_of_what_is_worse(rollout: Rollout) -> None:
+    gate = GatePolicy(latency_ratio=1.25, error_ratio=2.0, significance=0.01, min_samples=50)
+    key = "time_to_first_token"
+    numbers = {"requests": 200, "errors": 10, "control_requests": 400, "control_errors": 2, "errors_chance": 0.0002}
+    numbers |= {f"{key}_samples": 200, f"{key}_control_samples": 400}
+    numbers |= {f"{key}_{each}_ms": 30.0 for each in ("median", "p95")}
+    numbers |= {f"{key}_{each}_control_ms": 20.0 for each in ("median", "p95")}
+    numbers |= {f"{key}_median_chance": 0.5, f"{key}_p95_chance": 0.001}
+    lines = {line.name: line for line in gate_lines(numbers, gate)}
+    assert [name for name, line in lines.items() if line.is_worse] == ["Failed requests", "Time to first token, p95"]
+    assert lines["Failed requests"].ratio == pytest.approx(10.0)
+    assert lines["Time to first token, median"].samples == (200, 400)
+    assert lines["Requests"].limit == "at least 50 of each"
+
+
+def test_a_bake_shows_what_the_gate_would_decide_now(rollout: Rollout) -> None:
+    rows.cell("b", rows.node("n-b"), model_version=rollout.to_version)
+    Cell.objects.update(state="ready")
+    for name, node in (("a", "n-a"), ("b", "n-b")):
+        if name == "a":
+            CellMember.objects.create(cell_id="a", node=rows.node(node), rank=0)
+        load = Load(requests_total=160 if name == "b" else 150, errors_total=60 if name == "b" else 0)
+        NodeReport.objects.filter(node_id=node).update(generation=1, load=msgspec.to_builtins(load, str_keys=True))
+    zero = msgspec.structs.asdict(CellCounters(generation=1))
+    Rollout.objects.update(state="baking", counters=msgspec.to_builtins({"a": zero, "b": zero}))
+    shown = " ".join(fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout").split())
+    assert "Gate, if the bake ended now" in shown
+    assert "37.50 %" in shown
+    assert "150" in shown
+    Rollout.objects.update(state="running")
+    assert "if the bake ended now" not in fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout")
+
+
+def test_the_headline_is_why_it_went_back(rollout: Rollout) -> None:
+    Rollout.objects.update(state="rolled_back", cause="2 failures of updated cells", reason="every cell is at 1 again")
+    for path, name in ((f"/rollouts/{rollout.pk}/", "rollout"), ("/rollouts/", "rollouts-table")):
+        assert "2 failures of updated cells" in fragment(signed_in(), path, name)
 
 
 def test_a_version_that_went_back_leaves_no_wave_done(rollout: Rollout) -> None:

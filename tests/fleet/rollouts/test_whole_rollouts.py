@@ -10,7 +10,7 @@ from fleet.faults.planning.views import NO_USABLE_CELL, IncidentView
 from fleet.reconcile.planning.decisions import ChangeRollout
 from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.states import CellState, RolloutState
-from fleet.rollouts.planning.planner import plan_rollout
+from fleet.rollouts.planning.planner import cause_after, plan_rollout
 from tests.fleet.fleets import NOW
 from tests.fleet.world import NAME, NEW, OLD, Behaviour, World, rolling_out
 
@@ -210,3 +210,22 @@ def test_an_outage_of_the_deployment_pauses_its_rollout_and_blames_no_version() 
     (change,) = decided(outage)
     assert change.to is RolloutState.PAUSED
     assert change.reason == "No cell of llama in east can serve; resume once it serves, or roll back"
+
+
+@pytest.mark.parametrize(
+    ("turns", "cause"),
+    [
+        (["running", "baking", "succeeded"], ""),
+        (["running", "paused"], "because paused"),
+        (["running", "paused", "running"], ""),
+        (["running", "rolling_back", "rolled_back"], "because rolling_back"),
+        (["paused", "rolling_back", "failed"], "because rolling_back"),
+        (["running", "failed"], "because failed"),
+    ],
+    ids=" to ".join,
+)
+def test_the_cause_of_a_turn_stays_until_the_rollout_moves_forward(turns: list[str], cause: str) -> None:
+    known = ""
+    for turn in turns:
+        known = cause_after(known, RolloutState(turn), f"because {turn}")
+    assert known == cause

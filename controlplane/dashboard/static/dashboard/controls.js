@@ -120,6 +120,14 @@ document.getElementById("search-open")?.addEventListener("click", (event) => {
   openSearch();
 });
 
+// A choice on which another one depends: without the other's value, the form loads again with what fits.
+document.addEventListener("change", (event) => {
+  const dependent = event.target.dataset.resubmits;
+  if (dependent === undefined) return;
+  event.target.form.elements[dependent].value = "";
+  event.target.form.requestSubmit();
+});
+
 function showTheme(button) {
   const theme = document.documentElement.dataset.theme;
   button.querySelector("[data-theme-name]").textContent = theme;
