@@ -61,7 +61,7 @@ from kernel.outside_transaction import run_outside_transaction
 from kernel.refusals import Conflict, Refusal
 from kernel.rest.throttling import count_request
 from models_registry.artifacts.planner import parse_place
-from models_registry.artifacts.services import SourceTrouble
+from models_registry.artifacts.services.sources import SourceTrouble
 from models_registry.builds.selectors import build_file
 from models_registry.compile_caches.models import CompileCache
 from models_registry.compile_caches.selectors import CachePlace, cache_find, cache_room_bytes

@@ -26,7 +26,8 @@ from kernel.outside_transaction import run_outside_transaction
 from kernel.refusals import Conflict, Refusal
 from kernel.tones import Tone
 from models_registry.artifacts.planner import parse_place, size_words
-from models_registry.artifacts.services import BucketPrefix, SourceTrouble
+from models_registry.artifacts.services.bucket import BucketPrefix
+from models_registry.artifacts.services.sources import SourceTrouble
 from models_registry.compile_caches.models import CompileCache
 from models_registry.compile_caches.planner import StoredCache, most_bytes_of_one, plan_removals
 from models_registry.compile_caches.selectors import (

@@ -21,7 +21,7 @@ from fleet.deployments.services.demo import CELLS, Heads, Weights, demo_seed
 from fleet.regions.models import Region
 from kernel import clock
 from models_registry.artifacts.planner import ArtifactLimits, parse_place
-from models_registry.artifacts.services import SourceTrouble, artifact_open
+from models_registry.artifacts.services.sources import SourceTrouble, artifact_open
 from models_registry.versions.services.validation import checkpoint_store
 from traffic.routing.services.ingresses import ingress_create
 

@@ -25,7 +25,7 @@ from kernel.outside_transaction import run_outside_transaction
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from models_registry.artifacts.planner import ArtifactLimits, Place, parse_place
-from models_registry.artifacts.services import OpenArtifact, SourceTrouble, artifact_open
+from models_registry.artifacts.services.sources import OpenArtifact, SourceTrouble, artifact_open
 from models_registry.builds.models import FACTS, EngineBuild
 from models_registry.builds.selectors import build_uses
 

@@ -39,7 +39,8 @@ from kernel.outside_transaction import run_outside_transaction
 from kernel.refusals import Busy, Conflict, InvalidInput
 from kernel.tones import Tone
 from models_registry.artifacts.planner import Place, size_words
-from models_registry.artifacts.services import BucketPrefix, SourceTrouble
+from models_registry.artifacts.services.bucket import BucketPrefix
+from models_registry.artifacts.services.sources import SourceTrouble
 from models_registry.builds.models import EngineBuild, EngineBuildUpload
 from models_registry.builds.planner import ArchiveWalk
 from models_registry.builds.services.builds import build_add

@@ -20,7 +20,7 @@ from engine_agent.protocol.messages import Artifact
 from kernel import clock
 from kernel.lease_loop import LeaseLoop, in_thread
 from models_registry.artifacts.planner import ArtifactLimits, parse_place
-from models_registry.artifacts.services import SourceTrouble, artifact_open
+from models_registry.artifacts.services.sources import SourceTrouble, artifact_open
 from models_registry.imports.models import ImportFile, ModelImport
 from models_registry.imports.planner import (
     CannotImport,

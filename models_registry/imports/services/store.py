@@ -14,7 +14,8 @@ from django.conf import settings
 
 from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact, Manifest, manifest_text, parse_manifest
 from models_registry.artifacts.planner import ArtifactLimits, Place, size_words
-from models_registry.artifacts.services import ArtifactSource, BucketPrefix, BucketSource, FolderSource
+from models_registry.artifacts.services.bucket import BucketPrefix
+from models_registry.artifacts.services.sources import ArtifactSource, BucketSource, FolderSource
 from models_registry.imports.models import ModelImport
 from models_registry.imports.planner import CannotImport, artifact_path
 

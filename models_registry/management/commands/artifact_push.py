@@ -8,7 +8,8 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from engine_agent.protocol.manifest import BadArtifact
 from models_registry.artifacts.planner import parse_place
-from models_registry.artifacts.services import SourceTrouble, artifact_push
+from models_registry.artifacts.services.bucket import artifact_push
+from models_registry.artifacts.services.sources import SourceTrouble
 
 
 class Command(BaseCommand):

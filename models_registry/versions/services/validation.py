@@ -18,7 +18,7 @@ from kernel.leases import lease_release, lease_take, this_holder
 from kernel.refusals import Conflict
 from kernel.tones import Tone
 from models_registry.artifacts.planner import ArtifactLimits, Place, size_words
-from models_registry.artifacts.services import (
+from models_registry.artifacts.services.sources import (
     OpenArtifact,
     SourceTrouble,
     artifact_open,

@@ -9,7 +9,7 @@ import pytest
 from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact
 from engine_agent.protocol.messages import Artifact
 from models_registry.artifacts.planner import ArtifactLimits, parse_place
-from models_registry.artifacts.services import OpenArtifact, artifact_open, file_sha256
+from models_registry.artifacts.services.sources import OpenArtifact, artifact_open, file_sha256
 from tests.models_registry.rows import artifact
 
 LIMITS = ArtifactLimits()

@@ -14,7 +14,7 @@ from engine_agent.engines.artifacts import acquire, describe_folder, entry_of, m
 from engine_agent.engines.s3_artifact import Arrived, download
 from engine_agent.protocol.manifest import MANIFEST_NAME
 from engine_agent.protocol.messages import Artifact
-from models_registry.artifacts import services as artifact_push
+from models_registry.artifacts.services import bucket
 from tests.engine_agent.engines.s3_server import BUCKET, empty_bucket, s3_server
 
 pytestmark = pytest.mark.slow
@@ -76,7 +76,7 @@ def test_nothing_is_written_over_by_a_second_push(client: Any, folder: Path) -> 
 
 
 def test_two_pushes_at_once_end_with_one_manifest(client: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifact_push.BucketPrefix, "holds", lambda *_: False)  # each checked before the other wrote
+    monkeypatch.setattr(bucket.BucketPrefix, "holds", lambda *_: False)  # each checked before the other wrote
     push(folder)
     (folder / "model.safetensors").rename(folder / "renamed.safetensors")
     before = client.get_object(Bucket=BUCKET, Key=f"llama/3/{MANIFEST_NAME}")["Body"].read()
@@ -102,7 +102,7 @@ def test_a_strange_file_in_the_prefix_is_not_written_over(client: Any, folder: P
 
 
 def test_a_large_file_comes_in_parts(client: Any, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifact_push, "PART_BYTES", 5 * 1024**2)
+    monkeypatch.setattr(bucket, "PART_BYTES", 5 * 1024**2)
     (folder / "model.safetensors").write_bytes(b"w" * (6 * 1024**2))
     push(folder)
     assert client.head_object(Bucket=BUCKET, Key="llama/3/model.safetensors")["ETag"].endswith('-2"')

@@ -20,7 +20,7 @@ from kernel.lease_loop import in_thread
 from kernel.models import Event as EventRow
 from kernel.refusals import Conflict, InvalidInput
 from models_registry.artifacts.planner import ArtifactLimits, parse_place
-from models_registry.artifacts.services import artifact_open
+from models_registry.artifacts.services.sources import artifact_open
 from models_registry.imports.models import ModelImport
 from models_registry.imports.planner import CannotImport, ImportState
 from models_registry.imports.services import download, hub, imports, runner, store

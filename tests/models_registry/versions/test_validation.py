@@ -14,7 +14,7 @@ from kernel.leases import lease_take
 from kernel.models import Event
 from kernel.refusals import Conflict
 from models_registry.artifacts.planner import ArtifactLimits, parse_place
-from models_registry.artifacts.services import FolderSource, SourceTrouble, file_sha256
+from models_registry.artifacts.services.sources import FolderSource, SourceTrouble, file_sha256
 from models_registry.versions.models import ModelVersion, Validation
 from models_registry.versions.services import validation as service
 from models_registry.versions.services.drafts import draft_change, draft_delete
@@ -207,7 +207,7 @@ def test_a_slice_ends_and_the_next_reads_what_is_left(folder: Path, monkeypatch:
 
 
 def test_progress_is_noted_within_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models_registry.artifacts.services.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("models_registry.artifacts.services.sources.CHUNK_BYTES", 1000)
     seen: list[int] = []
     note = service._store_progress
 
