@@ -51,7 +51,8 @@ def install_command(
     install_parser.add_argument("--cache", type=Path, required=True, help="folder that holds engines/")
     options = parser.parse_args(argv)
     try:
-        say_on_stdout(str(install(options.cache.resolve(), say_on_stdout)))
+        with stopping_on_signals():
+            say_on_stdout(str(install(options.cache.resolve(), say_on_stdout)))
     except (CannotInstall, OSError) as error:
         sys.stderr.write(f"cannot install {title}: {error}\n")
         return 1
@@ -171,13 +172,46 @@ class UvFailed(CannotInstall):
 
 
 @contextmanager
-def removed_on_failure(folder: Path) -> Iterator[None]:
-    """Removes an installation that does not succeed."""
+def stopping_on_signals() -> Iterator[None]:
+    """Exits on the signals that stop a program, so that unfinished folders are removed. Another signal does not
+    interrupt that."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+    def stop(number: int, _: object) -> None:
+        for each in numbers:
+            signal.signal(each, signal.SIG_IGN)
+        sys.exit(128 + number)
+
+    before = {number: signal.signal(number, stop) for number in numbers}
     try:
         yield
-    except BaseException:
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def removed_on_failure(folder: Path) -> Iterator[None]:
+    """Removes an installation that does not succeed. A stopped process leaves that to another one: the removal of tens
+    of thousands of files takes minutes on a busy disk."""
+    for left in folder.parent.glob(f".{folder.name}.*.removed"):
+        _remove_later(left)
+    try:
+        yield
+    except Exception:
         shutil.rmtree(folder, ignore_errors=True)
         raise
+    except BaseException:
+        doomed = folder.with_name(f".{folder.name}.{os.getpid()}.removed")
+        with suppress(OSError):
+            folder.rename(doomed)
+            _remove_later(doomed)
+        raise
+
+
+def _remove_later(folder: Path) -> None:
+    command = ("sh", "-c", 'rm -rf -- "$0" > /dev/null 2>&1 < /dev/null &', str(folder))
+    subprocess.run(command, start_new_session=True, check=False)
 
 
 class UvProgram:

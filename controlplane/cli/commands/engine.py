@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import tomllib
@@ -73,9 +74,30 @@ def build(
     folder = (to or kept / "artifacts" / "builds" / recipe).absolute()
     command = [sys.executable, "-m", "engine_agent.engines.builds", "pack", recipe]
     command += ["--cache", str(kept), "--to", str(folder)]
-    if subprocess.run(command, cwd=ROOT, check=False).returncode:
+    if _run_packer(command):
         raise Failure(f"{recipe} was not built", ExitCode.DIFFERS)
     session_of(context).output.note(f"add it: switchyard engine add NAME {folder}")
+
+
+def _run_packer(command: list[str]) -> int:
+    """Its exit status. A signal that stops this command reaches the packer, which removes what is unfinished: a
+    terminal sends Ctrl-C to both, others send SIGTERM only here."""
+    running: list[subprocess.Popen[bytes]] = []
+
+    def stop(number: int, _: object) -> None:
+        if not running:
+            sys.exit(128 + number)
+        if number == signal.SIGTERM:
+            running[0].terminate()
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        with subprocess.Popen(command, cwd=ROOT) as packer:
+            running.append(packer)
+            return packer.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @engine.command("add")
@@ -125,6 +147,8 @@ def _upload_folder(run: Session, name: str, folder: Path) -> None:
         digests = dict(sorted(manifest["files"].items()))
         if digests.pop("build.json") != hashlib.sha256(facts.encode()).hexdigest():
             raise ValueError("build.json has changed")
+        if list(digests) != [f"part-{number:04d}" for number in range(len(digests))]:
+            raise ValueError("manifest.json lists other files than build.json and parts")
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         hint = "make a build with `switchyard engine build`"
         raise Failure(f"{folder} has no build ({error}); {hint}", ExitCode.USAGE) from None

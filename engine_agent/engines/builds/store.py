@@ -9,6 +9,7 @@ import os
 import platform
 import shutil
 import tarfile
+import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +28,11 @@ from engine_agent.protocol.engine_builds import (
 from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact, Manifest, is_sha256, parse_manifest
 
 LIMIT_VARIABLE = "SWITCHYARD_BUILD_CACHE_GIB"
+_DAMAGE = (
+    tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error,
+    FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError,
+)  # fmt: skip
+"""What unpacking raises for a wrong archive, and not for a full disk."""
 MOST_MEMBERS = 1_000_000
 """Files of an archive; vLLM for CUDA has 36,000."""
 
@@ -143,7 +149,7 @@ def finish(entry: Entry, build: EngineBuild, facts: BuildFacts, on_bytes: Callab
         _unpack(parts, made / "tree", facts, on_bytes)
         if not (made / "tree" / facts.program).is_file():
             raise CannotFetch(f"build {build.name} has no {facts.program}")
-    except (BadBuild, FileNotFoundError, tarfile.TarError, EOFError, gzip.BadGzipFile, ValueError) as error:
+    except (BadBuild, *_DAMAGE, ValueError) as error:
         shutil.rmtree(entry.partial, ignore_errors=True)
         raise CannotFetch(f"build {build.name} cannot be unpacked: {error}") from None
     for name in (MANIFEST_NAME, BUILD_FILE):

@@ -38,6 +38,16 @@ def test_a_recipe_that_cannot_be_packed_says_what_to_do_instead(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_stopped_command_stops_its_packer_and_waits_for_it() -> None:
+    packer = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+os.kill(os.getppid(), signal.SIGTERM)
+signal.pause()
+"""
+    assert engine._run_packer([sys.executable, "-c", packer]) == 7
+
+
 @pytest.mark.django_db
 def test_a_folder_is_added_as_a_build_and_listed_with_the_recipes(
     switchyard: Switchyard, settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -69,6 +79,11 @@ def test_a_folder_of_a_workstation_is_uploaded_and_a_repeated_command_continues(
     assert added.err.count(" MB uploaded") == 2
     assert "added llama-1: generic/llama-cpp 1 for cpu, sha256:" in added.err
     assert "has no build" in switchyard("engine", "add", "llama-2", str(tmp_path)).err
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"]["../../secret"] = manifest["files"].pop("part-0003")
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    foreign = switchyard("engine", "add", "llama-2", str(folder))
+    assert (foreign.code, "other files than build.json and parts" in foreign.err) == (2, True)
 
 
 def test_it_is_the_agents_own_of_this_python() -> None:

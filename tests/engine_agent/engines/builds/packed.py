@@ -91,7 +91,7 @@ def small_build(to: Path, **changes: Any) -> Path:
     """The folder of a build that cannot run, in four parts."""
     noise = random.Random(1).randbytes(40_000)  # else it would fit into one part
     return folder_of(
-        to, tar_of(("serve", b"#!/bin/sh\n"), ("noise", noise)), 4, **{"unpacked_bytes": 50_000, **changes}
+        to, tar_of(("noise", noise), ("serve", b"#!/bin/sh\n")), 4, **{"unpacked_bytes": 50_000, **changes}
     )
 
 

@@ -1,5 +1,6 @@
 """A packed build runs without the Python that it was made from, states what it needs, and has the same bytes again."""
 
+import fcntl
 import gzip
 import io
 import os
@@ -9,20 +10,24 @@ import signal
 import subprocess
 import sys
 import tarfile
+import time
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from engine_agent.engines.artifacts import file_sha256, verify_folder
 from engine_agent.engines.builds import __main__ as recipe_packer
 from engine_agent.engines.builds.__main__ import RECIPES, check_room, least_driver, pack_recipe, recipes
-from engine_agent.engines.builds.elf import read_elf
-from engine_agent.engines.builds.pack import CannotPack, pack_python
+from engine_agent.engines.builds.elf import CannotPack, read_elf
+from engine_agent.engines.builds.pack import PackSource, pack_build, pack_python
 from engine_agent.engines.builds.store import host_facts
 from engine_agent.engines.uv_install import EngineEnvironment
 from engine_agent.protocol.engine_builds import BUILD_FILE, parse_facts, part_names, version_key, wrong_facts
+from models_registry.builds.planner import ArchiveWalk
 from tests.engine_agent.engines.builds.packed import facts, pack_tiny, tiny_build
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -162,21 +167,86 @@ def test_room_is_checked_for_each_disk_before_anything_is_installed(
     assert not (tmp_path / "engines/recipe-vllm-cuda13").exists()
 
 
-def test_a_stopped_build_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def stopped(_: object, to: Path, __: object) -> str:
-        to.mkdir()
-        os.kill(os.getpid(), signal.SIGTERM)
-        return "not reached"
+@pytest.fixture
+def script(tmp_path: Path) -> PackSource:
+    """What is packed without a Python, and so fast."""
+    (tmp_path / "serve").write_text("#!/bin/sh\n")
+    files = {"serve": tmp_path / "serve", "noise": tmp_path / "noise"}
+    files["noise"].write_bytes(os.urandom(3 * 1024**2))
+    return PackSource("generic/tool", "1", "cpu", program="serve", files=files, host_python="3.11")
 
-    monkeypatch.setattr(recipe_packer, "pack_build", stopped)
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("at", ["copying", "packing"])
+def test_a_stopped_build_leaves_nothing(
+    tmp_path: Path, script: PackSource, number: signal.Signals, at: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stop(line: str) -> None:
+        if line.startswith(at):
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(recipe_packer, "pack_build", lambda _, to, __: pack_build(script, to, stop, part_bytes=10**6))
     monkeypatch.setattr(recipe_packer, "_installed", lambda *_: tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        with pytest.raises(SystemExit, match="143"):
-            recipe_packer.main(["pack", "llama-cpp", "--cache", str(tmp_path), "--to", str(tmp_path / "to")])
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    assert not (tmp_path / "to").exists()
+    folder, before = tmp_path / "builds", signal.getsignal(number)
+    with pytest.raises(SystemExit, match=str(128 + number)):
+        recipe_packer.main(["pack", "llama-cpp", "--cache", str(tmp_path), "--to", str(folder / "to")])
+    assert not (folder / "to").exists()
+    while list(folder.iterdir()):  # another process removes it
+        time.sleep(0.01)
+    assert signal.getsignal(number) is before
+
+
+def test_threads_of_a_stopped_build_leave_their_parts_unfinished(
+    tmp_path: Path, script: PackSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a stop would wait for a whole part of each thread."""
+    stopped_at: list[int] = []
+
+    class Stopped(BaseException):
+        pass
+
+    def submit(parts: Any) -> None:
+        parts._stopped.set()
+        begun = parts._write_part(tmp_path / "part", [b"x"])
+        stopped_at.append(begun.bytes)
+        raise Stopped
+
+    monkeypatch.setattr("engine_agent.engines.builds.pack._Parts._submit", submit)
+    with pytest.raises(Stopped):
+        pack_build(script, tmp_path / "to", lambda _: None, part_bytes=10**6)
+    assert stopped_at == [0]
+
+
+def test_what_a_killed_packer_left_is_removed_and_a_running_one_is_not_disturbed(
+    tmp_path: Path, script: PackSource
+) -> None:
+    left = tmp_path / ".to.unfinished"
+    (left / "tree").mkdir(parents=True)
+    (left / "tree/other").write_bytes(b"x")
+    descriptor = os.open(left, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(CannotPack, match="another process packs into"):
+        pack_build(script, tmp_path / "to", lambda _: None)
+    assert (left / "tree/other").exists()
+    os.close(descriptor)
+    digest = pack_build(script, tmp_path / "to", lambda _: None)
+    assert verify_folder(tmp_path / "to", digest).files.keys() == {BUILD_FILE, "part-0000"}
+    assert not left.exists()
+    with pytest.raises(OSError, match="not empty"):
+        pack_build(script, tmp_path / "to", lambda _: None)
+    verify_folder(tmp_path / "to", digest)
+
+
+def test_the_check_of_uploads_accepts_what_is_packed(tmp_path: Path, script: PackSource) -> None:
+    names = ("lib/a", "lib-x", "lib.py", "lib/a-b", "Lib", "lib/z/ü", "d" * 120 + "/" + "f" * 120)
+    files = {**(script.files or {}), **dict.fromkeys(names, tmp_path / "serve")}
+    pack_build(replace(script, files=files), tmp_path / "to", lambda _: None, part_bytes=10_000)
+    stated = parse_facts((tmp_path / "to" / BUILD_FILE).read_bytes(), "test")
+    walk = ArchiveWalk.start(stated)
+    for name in part_names(stated):
+        walk.read_part([(tmp_path / "to" / name).read_bytes()])
+    walk.finish()
+    assert walk.left == 0
 
 
 def wheel(folder: Path, name: str) -> str:

@@ -65,6 +65,8 @@ def test_parts_become_a_folder_that_others_can_read(tmp_path: Path) -> None:
         ((PROGRAM, ("link", "."), ("link/../../escaped", b"x")), "outside"),
         ((PROGRAM, device()), "special file"),
         ((PROGRAM, ("big", b"x" * 1001)), "larger than its 1000 bytes"),
+        ((PROGRAM, ("lib", b"x"), ("lib/a", b"x")), "cannot be unpacked"),
+        ((PROGRAM, ("lib/a", b"x"), ("lib", b"x")), "cannot be unpacked"),
         ((("other", b"x"),), "has no serve"),
     ],
 )
