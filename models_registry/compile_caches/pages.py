@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from django.conf import settings
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
@@ -11,7 +12,13 @@ from kernel.access import Role
 from models_registry.artifacts.planner import size_words
 from models_registry.compile_caches.models import CompileCache
 from models_registry.compile_caches.planner import why_not_compiled
-from models_registry.compile_caches.selectors import caches_of
+from models_registry.compile_caches.selectors import (
+    cache_folder,
+    cache_room_bytes,
+    caches_bytes,
+    caches_of,
+    is_in_bucket,
+)
 from models_registry.compile_caches.services import cache_delete
 from models_registry.versions.models import ModelVersion
 
@@ -27,14 +34,23 @@ class CacheRow:
 
 @dataclass(frozen=True, slots=True)
 class VersionCaches:
-    """`why_none`: why this version compiles nothing; empty if it does."""
+    """`why_none`: why this version compiles nothing; empty if it does. `store`: where the archives of all versions are,
+    and how much of their room they take."""
 
     rows: tuple[CacheRow, ...]
     why_none: str
+    store: str
 
 
 def version_caches(version: ModelVersion) -> VersionCaches:
-    return VersionCaches(tuple(map(CacheRow, caches_of(version.pk))), why_not_compiled(version.spec()))
+    return VersionCaches(tuple(map(CacheRow, caches_of(version.pk))), why_not_compiled(version.spec()), _store())
+
+
+def _store() -> str:
+    if not (room := cache_room_bytes()):
+        return "Caches are not shared: SWITCHYARD_COMPILE_CACHE_STORE_GIB is 0."
+    place = settings.COMPILE_CACHES if is_in_bucket() else f"{cache_folder()} on the control plane's hosts"
+    return f"Stored in {place}; the caches of all versions take {size_words(caches_bytes())} of {size_words(room)}."
 
 
 @action(page_target("models", "compile caches"), Role.ADMIN)

@@ -50,3 +50,8 @@ def cache_path(digest: str) -> Path:
 
 def caches_of(version: int) -> "QuerySet[CompileCache]":
     return CompileCache.objects.filter(version=version).order_by("instance_type", "rank", "id")
+
+
+def caches_bytes() -> int:
+    """Of all archives, each counted once."""
+    return sum(dict(CompileCache.objects.values_list("digest", "packed_bytes")).values())

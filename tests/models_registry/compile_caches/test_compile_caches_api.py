@@ -23,7 +23,7 @@ from fleet.reconcile.planning.states import CellState, NodeState
 from kernel import clock
 from kernel.access import Role
 from kernel.models import Event
-from models_registry.artifacts import services as artifacts
+from models_registry.artifacts.services import bucket as artifacts
 from models_registry.compile_caches import services
 from models_registry.compile_caches.models import CompileCache
 from tests.controlplane.access.callers import calls, make_user
@@ -245,6 +245,21 @@ def test_admins_delete_caches_and_operators_only_see_them(store: Path, django_ca
     assert listed(ada) == []
     assert [path for path in store.iterdir() if path.is_file()] == []
     assert Event.objects.get(kind="compile_cache.deleted").actor == "ada"
+
+
+def test_the_page_of_a_version_says_where_they_are(settings: Any) -> None:
+    put(member())
+    vera = Client()
+    vera.force_login(make_user("vera", Role.VIEWER))
+
+    def page() -> str:
+        return vera.get("/models/sim-70b@1/").content.decode()
+
+    assert f"Stored in {settings.COMPILE_CACHES} on the control plane&#x27;s hosts" in page()
+    settings.COMPILE_CACHES = "s3://fleet/caches"
+    assert "Stored in s3://fleet/caches; the caches of all versions take 7 B of 1.1 GB." in page()
+    settings.COMPILE_CACHE_STORE_GIB = 0
+    assert "SWITCHYARD_COMPILE_CACHE_STORE_GIB is 0" in page()
 
 
 def test_the_page_of_a_version_lists_them_and_lets_admins_delete_one() -> None:
