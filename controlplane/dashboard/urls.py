@@ -29,7 +29,8 @@ from fleet.regions.pages import REGION, REGIONS, image_back_action, image_move_a
 from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
 from fleet.rollouts.pages import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
 from models_registry.benchmarks.pages import BENCHMARKS
-from models_registry.builds.pages import BUILD, engine_build_action, engine_build_new
+from models_registry.builds.pages import BUILD, engine_build_action, engine_build_new, engine_build_upload_action
+from models_registry.builds.pages import UPLOADS as BUILD_UPLOADS
 from models_registry.compile_caches.pages import compile_cache_delete
 from models_registry.imports.pages import IMPORT, IMPORTS, MODEL_WIZARD, import_action
 from models_registry.instance_types.pages import (
@@ -145,6 +146,8 @@ urlpatterns = [
     path("models/<version:key>/edit/", draft_edit, name="draft-edit"),
     path("compile-caches/<int:id>/delete/", compile_cache_delete, name="compile-cache-delete"),
     path("builds/new/", engine_build_new, name="engine-build-new"),
+    path("build-uploads/", _view(BUILD_UPLOADS), name="engine-build-uploads"),
+    path("build-uploads/<str:key>/ask/<str:action>/", engine_build_upload_action, name="engine-build-upload-action"),
     path("builds/<str:key>/", _view(BUILD), name="engine-build"),
     path("builds/<str:key>/ask/<str:action>/", engine_build_action, name="engine-build-action"),
     path("models/<version:key>/ask/<str:action>/", version_action, name="version-action"),

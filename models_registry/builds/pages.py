@@ -1,20 +1,32 @@
-"""Pages: the list of engine builds on the page of models, with a form to add one; and a build with the action to delete
-it. Decides nothing."""
+"""Pages: the list of engine builds on the page of models, with a form to add one; a build with the action to delete it;
+and the uploads under way with the actions that abort them. Decides nothing."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 
 from django.http import HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 
-from controlplane.dashboard.actions import Action, ActionMenu, Submission, Target, action, action_view, page_target
+from controlplane.dashboard.actions import (
+    Action,
+    ActionMenu,
+    Confirmation,
+    Submission,
+    Target,
+    action,
+    action_view,
+    page_target,
+)
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest, found_or_404
+from engine_agent.protocol.engine_builds import BUILD_FILE, BuildFacts, parse_facts
 from kernel.access import Role
 from models_registry.artifacts.planner import size_words
 from models_registry.builds.api import AddEngineBuildSerializer
-from models_registry.builds.models import EngineBuild
+from models_registry.builds.models import EngineBuild, EngineBuildUpload
 from models_registry.builds.selectors import build_uses, uses_by_build
 from models_registry.builds.services.builds import build_add, build_delete
+from models_registry.builds.services.uploads import KEPT, upload_delete
 
 BUILDS_SHOWN = 100
 
@@ -37,14 +49,48 @@ class BuildRow:
 
 @dataclass(frozen=True, slots=True)
 class BuildList:
+    """`uploads`: builds that are being uploaded."""
+
     rows: tuple[BuildRow, ...]
     more: bool
+    uploads: int
+
+
+@dataclass(frozen=True, slots=True)
+class UploadRow:
+    upload: EngineBuildUpload
+
+    @property
+    def facts(self) -> BuildFacts:
+        return parse_facts(self.upload.facts, BUILD_FILE)
+
+    @property
+    def percent(self) -> float:
+        return 100 * self.upload.bytes_done / self.upload.packed_bytes
+
+    @property
+    def arrived(self) -> str:
+        return size_words(self.upload.bytes_done)
+
+    @property
+    def size(self) -> str:
+        return size_words(self.upload.packed_bytes)
+
+    @property
+    def kept_until(self) -> datetime:
+        return self.upload.touched_at + KEPT
+
+
+@dataclass(frozen=True, slots=True)
+class UploadList:
+    rows: tuple[UploadRow, ...]
+    more: bool = False
 
 
 def _list(request: PageRequest) -> BuildList:
     found, uses = list(EngineBuild.objects.all()[: BUILDS_SHOWN + 1]), uses_by_build()
     rows = tuple(BuildRow(row, tuple(uses.get(row.name, ()))) for row in found[:BUILDS_SHOWN])
-    return BuildList(rows, more=len(found) > BUILDS_SHOWN)
+    return BuildList(rows, more=len(found) > BUILDS_SHOWN, uploads=EngineBuildUpload.objects.count())
 
 
 def _find(key: str) -> EngineBuild:
@@ -66,18 +112,56 @@ def _actions(request: PageRequest) -> ActionMenu:
         return ActionMenu((), f"Named by {', '.join(found.uses)}, so it cannot be deleted.")
     if not request.caller.access.administer:
         return ActionMenu((), "Admins may delete it.")
-    effect = "No version can name it any more. Its files stay where they are. This cannot be undone."
+    effect = (
+        "No version can name it any more. Uploaded files are deleted unless another build has them; files that were "
+        "added in their place stay there. This cannot be undone."
+    )
     url = reverse("engine-build-action", args=(found.build.name, DELETE.name))
     return ActionMenu((DELETE.confirmation(found.build, url, effect),))
 
 
-BUILDS = Fragment("engine-builds", "Engine builds", ("models",), "models_registry/builds/table.html", _list)
+def _uploads(request: PageRequest) -> UploadList:
+    return UploadList(tuple(map(UploadRow, EngineBuildUpload.objects.all()[:BUILDS_SHOWN])))
+
+
+def _find_upload(key: str) -> EngineBuildUpload:
+    return found_or_404(EngineBuildUpload.objects.filter(name=key).first(), f"upload of engine build {key!r}")
+
+
+def _aborts(request: PageRequest) -> ActionMenu:
+    rows = request.once(_uploads).rows
+    if not rows:
+        return ActionMenu((), "There is no upload to abort.")
+    if not request.caller.access.administer:
+        return ActionMenu((), "Admins may abort an upload.")
+    return ActionMenu(tuple(map(_abort_confirmation, rows)))
+
+
+def _abort_confirmation(row: UploadRow) -> Confirmation:
+    name = row.upload.name
+    url = reverse("engine-build-upload-action", args=(name, ABORT.name))
+    effect = f"The {row.arrived} that arrived are deleted. The same command starts again with the first part."
+    return replace(ABORT.confirmation(row.upload, url, effect), name=f"abort-{name}", label=f"Abort {name}")
+
+
+BUILDS = Fragment("engine-builds", "Engine builds", ("models", "builds"), "models_registry/builds/table.html", _list)
 BUILD = Page(
     section="models",
     title="",
     fragments=(
         Fragment("engine-build", "", ("models",), "models_registry/builds/build.html", _build),
         Fragment("engine-build-actions", "Actions", ("models",), "dashboard/actions.html", _actions),
+    ),
+)
+
+
+UPLOADS = Page(
+    section="models",
+    title="Uploads of engine builds",
+    fragments=(
+        Fragment("build-uploads", "", ("builds",), "models_registry/builds/uploads.html", _uploads),
+        Fragment("build-upload-actions", "Actions", ("builds",), "dashboard/actions.html", _aborts),
+        Fragment("build-upload-how", "Upload a build", (), "models_registry/builds/upload_how.html", _uploads),
     ),
 )
 
@@ -100,5 +184,20 @@ TARGET = Target(
     name=lambda row: row.name,
     url=lambda row: reverse("engine-build", args=(row.name,)),
 )
+
+
+def _abort(form: Submission, row: EngineBuildUpload) -> HttpResponse:
+    upload_delete(name=row.name, actor=form.actor, now=form.now)
+    return redirect("engine-build-uploads")
+
+
+UPLOAD_TARGET = Target(
+    noun="upload",
+    find=_find_upload,
+    name=lambda row: row.name,
+    url=lambda row: reverse("engine-build-uploads"),
+)
+ABORT = Action(target=UPLOAD_TARGET, name="abort", label="Abort", role=Role.ADMIN, run=_abort)
+engine_build_upload_action = action_view(ABORT)
 DELETE = Action(target=TARGET, name="delete", label="Delete", role=Role.ADMIN, run=_delete, typed=TARGET.name)
 engine_build_action = action_view(DELETE)

@@ -1,5 +1,6 @@
 """A fleet of any size in the database, with everything that a page can show of it."""
 
+import json
 from datetime import timedelta
 from decimal import Decimal
 
@@ -18,11 +19,12 @@ from fleet.rollouts.models import Rollout
 from kernel import clock
 from kernel.events import event_record
 from models_registry.benchmarks.models import Benchmark
-from models_registry.builds.models import EngineBuild
+from models_registry.builds.models import EngineBuild, EngineBuildUpload
 from models_registry.compile_caches.models import CompileCache
 from models_registry.imports.models import ImportFile, ModelImport
 from models_registry.instance_types.models import InstanceType
 from models_registry.versions.models import Model, ModelVersion, Validation
+from tests.engine_agent.engines.builds.packed import FACTS as BUILD_FACTS
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.batches.models import Batch, BatchRange, BatchTimeline
@@ -53,6 +55,10 @@ def one_more_of_everything(number: int) -> Cell:
         name=f"build-{number}", uri=f"s3://builds/{number}", digest=f"sha256:{number}", serves="vllm", version="1",
         platform="cpu", program="bin/python", python="3.11.7", cpu_arch="x86_64", least_glibc="2.17", packed_bytes=1,
         unpacked_bytes=1, parts=1, actor="ada", created_at=NOW,
+    )  # fmt: skip
+    EngineBuildUpload.objects.create(
+        name=f"upload-{number}", digest=f"sha256:u{number}", facts=json.dumps(BUILD_FACTS), parts=41, parts_done=7,
+        packed_bytes=2_600_000_000, bytes_done=447_000_000, actor="ada", created_at=NOW, touched_at=NOW,
     )  # fmt: skip
     version = ModelVersion.objects.create(
         model=model,

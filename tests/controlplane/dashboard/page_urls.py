@@ -7,6 +7,7 @@ LISTS: dict[str, str] = {
     "batches-page": "/batches/",
     "cells": "/cells/",
     "deployments": "/deployments/",
+    "engine-build-uploads": "/build-uploads/",
     "events": "/events/",
     "imports": "/imports/",
     "incidents": "/incidents/",

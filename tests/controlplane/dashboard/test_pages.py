@@ -25,6 +25,7 @@ WAYS = (
     "Show closed ones",
     "switchyard batch submit",
     "switchyard model import",
+    "switchyard engine add",
     "switchyard create instance-type",
     "switchyard bench run",
 )

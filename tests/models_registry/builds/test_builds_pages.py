@@ -1,4 +1,5 @@
-"""The pages of engine builds: what a build needs and which versions name it; admins add and delete builds there."""
+"""The pages of engine builds: what a build needs and which versions name it; admins add and delete builds there, and
+abort uploads."""
 
 from pathlib import Path
 from typing import Any
@@ -6,8 +7,12 @@ from typing import Any
 import pytest
 from django.test import Client
 
+from engine_agent.engines.artifacts import read_manifest
+from engine_agent.protocol.engine_builds import BUILD_FILE
+from kernel import clock
 from kernel.access import Role
-from models_registry.builds.models import EngineBuild
+from models_registry.builds.models import EngineBuild, EngineBuildUpload
+from models_registry.builds.services.uploads import upload_part_store, upload_start
 from models_registry.versions.models import ModelVersion
 from tests.controlplane.access.callers import make_user
 from tests.engine_agent.engines.builds.packed import small_build
@@ -72,3 +77,37 @@ def test_a_build_that_a_version_names_says_so_and_offers_no_deletion(folder: Pat
     assert "Admins may delete it" in oscar.get("/builds/llama-1/").content.decode()
     assert "Add an engine build" not in oscar.get("/models/").content.decode()
     assert oscar.post("/builds/llama-1/ask/delete/", {"confirm": "llama-1"}).status_code == 403
+
+
+def test_uploads_in_progress_are_shown_and_admins_abort_them(folder: Path, settings: Any, tmp_path: Path) -> None:
+    settings.IMPORT_STORE = tmp_path.as_uri()
+    ada, oscar, vera = browser(Role.ADMIN), browser(Role.OPERATOR), browser(Role.VIEWER)
+    assert "No uploads in progress." in vera.get("/build-uploads/").content.decode()
+    listed = read_manifest(folder).files
+    row = upload_start(
+        name="llama-1",
+        facts=(folder / BUILD_FILE).read_text(),
+        digests=[listed[name] for name in sorted(listed) if name != BUILD_FILE],
+        actor="ada",
+        now=clock.now(),
+    )
+    upload_part_store(name="llama-1", number=0, chunks=[(folder / "part-0000").read_bytes()], now=clock.now())
+    page = vera.get("/build-uploads/").content.decode()
+    for shown in (
+        "llama-1",
+        "generic/llama-cpp 1 for cpu",
+        "1 of 4",
+        "12.4 kB of 40.4 kB",
+        ">ada<",
+        "Admins may abort",
+    ):
+        assert shown in page, shown
+    assert "switchyard --server http://testserver engine add" in page
+    assert ": 1 in progress" in oscar.get("/models/").content.decode()
+    abort = "/build-uploads/llama-1/ask/abort/"
+    assert "Abort llama-1" not in oscar.get("/build-uploads/").content.decode()
+    assert oscar.post(abort).status_code == 403
+    assert "The 12.4 kB that arrived are deleted." in ada.get("/build-uploads/").content.decode()
+    assert ada.post(abort).headers["Location"] == "/build-uploads/"
+    assert not EngineBuildUpload.objects.filter(pk=row.pk).exists()
+    assert ada.post(abort).status_code == 404
