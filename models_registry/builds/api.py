@@ -74,8 +74,8 @@ class EngineBuildViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Engi
         return Response(self.get_serializer(row).data)
 
     def destroy(self, request: Request, name: str) -> Response:
-        """Delete a build that no version names. Its files stay where they are; nodes remove theirs when they need
-        room."""
+        """Delete a build that no version names. Uploaded files are deleted with it, other files stay. Nodes remove
+        theirs when they need room."""
         return self.remove_object(request, build_delete, "name")
 
 

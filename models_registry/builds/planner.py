@@ -1,6 +1,6 @@
 """Checks the archive of a build while its parts arrive, without unpacking anything. Pure: bytes in, a refusal or the
 next state out. It accepts only what `engine_agent/engines/builds/pack.py` writes: files, folders and links inside the
-build. Nodes check the archive again while they unpack it."""
+build, each once and sorted by path. Nodes check the archive again while they unpack it."""
 
 import posixpath
 import tarfile
@@ -15,7 +15,6 @@ from engine_agent.protocol.manifest import wrong_path
 
 BLOCK = tarfile.BLOCKSIZE
 MOST_MEMBERS = 1_000_000
-MOST_LINKS = 20_000
 MOST_EXTENDED_BYTES = 64 * 1024
 _INFLATED_AT_ONCE = 1024 * 1024
 _GZIP = 31
@@ -27,7 +26,8 @@ _EXTENDED = frozenset({"path", "linkpath"})
 @dataclass(slots=True)
 class ArchiveWalk:
     """The check between two parts. `left`: bytes of files that may still come. `skip`: bytes before the next header.
-    `held`: a header that the end of a part cut. `links`: symbolic links so far, through which no path may lead."""
+    `held`: a header that the end of a part cut. `last`: path of the latest member. Sorted, all paths through a member
+    follow it directly, so one path is enough to find those that lead through a file or link."""
 
     left: int
     program: str
@@ -35,7 +35,8 @@ class ArchiveWalk:
     skip: int = 0
     held: bytes = b""
     extended: dict[str, str] = field(default_factory=dict)
-    links: set[str] = field(default_factory=set)
+    last: str = ""
+    last_is_folder: bool = True
     has_program: bool = False
     has_ended: bool = False
 
@@ -45,11 +46,11 @@ class ArchiveWalk:
 
     @classmethod
     def load(cls, stored: Mapping[str, Any]) -> "ArchiveWalk":
-        return cls(**{**stored, "held": b64decode(stored["held"]), "links": set(stored["links"])})
+        return cls(**{**stored, "held": b64decode(stored["held"])})
 
     def stored(self) -> dict[str, Any]:
         plain = {name: getattr(self, name) for name in self.__slots__}
-        return {**plain, "held": b64encode(self.held).decode(), "links": sorted(self.links)}
+        return {**plain, "held": b64encode(self.held).decode()}
 
     def read_part(self, packed: Iterable[bytes]) -> None:
         """Continue with the chunks of a part. Raises BadBuild if it is not one gzip member of the part's size, or its
@@ -126,12 +127,15 @@ class ArchiveWalk:
             raise BadBuild(f"{shown} in the archive is not a file, a folder or a symbolic link")
         if wrong := wrong_path(name):
             raise BadBuild(f"the archive has {shown}, {wrong.replace('artifact', 'build')}")
-        if any(above in self.links for above in _above(name)):
-            raise BadBuild(f"{shown} in the archive leads through a symbolic link")
+        if self.members > 1 and name.split("/") <= self.last.split("/"):
+            raise BadBuild(f"the archive has {shown} after {self.last[:200]!r}; paths must be sorted, each once")
+        if not self.last_is_folder and name.startswith(f"{self.last}/"):
+            raise BadBuild(f"{shown} in the archive leads through {self.last[:200]!r}, which is no folder")
+        self.last, self.last_is_folder = name, member.isdir()
         if member.mode & 0o7000:
             raise BadBuild(f"{shown} in the archive has the mode {member.mode:o}")
         if member.issym():
-            self._check_link(name, target, shown)
+            _check_link(name, target, shown)
         if member.size < 0 or (member.size and not member.isreg()):
             raise BadBuild(f"{shown} in the archive is no file, but has content")
         self.left -= member.size
@@ -139,26 +143,19 @@ class ArchiveWalk:
             raise BadBuild("the archive has more files or bytes than its build.json states")
         self.has_program = self.has_program or (name == self.program and not member.isdir())
 
-    def _check_link(self, name: str, target: str, shown: str) -> None:
-        down = target
-        while down.startswith("../"):
-            down = down.removeprefix("../")
-        reached = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
-        climbs = down != ".." and ".." in down.split("/")
-        if not target or target.startswith("/") or "\0" in target or climbs or reached.split("/")[0] == "..":
-            raise BadBuild(f"{shown} in the archive links to {target[:200]!r}, which is outside of the build")
-        self.links.add(name)
-        if len(self.links) > MOST_LINKS:
-            raise BadBuild(f"the archive has more than {MOST_LINKS} symbolic links")
+
+def _check_link(name: str, target: str, shown: str) -> None:
+    down = target
+    while down.startswith("../"):
+        down = down.removeprefix("../")
+    reached = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+    climbs = down != ".." and ".." in down.split("/")
+    if not target or target.startswith("/") or "\0" in target or climbs or reached.split("/")[0] == "..":
+        raise BadBuild(f"{shown} in the archive links to {target[:200]!r}, which is outside of the build")
 
 
 def _padded(size: int) -> int:
     return -(-size // BLOCK) * BLOCK
-
-
-def _above(name: str) -> Iterable[str]:
-    while name := posixpath.dirname(name):
-        yield name
 
 
 def _extended(content: bytes) -> dict[str, str]:

@@ -28,6 +28,7 @@ from models_registry.artifacts.planner import ArtifactLimits, Place, parse_place
 from models_registry.artifacts.services.sources import OpenArtifact, SourceTrouble, artifact_open
 from models_registry.builds.models import FACTS, EngineBuild
 from models_registry.builds.selectors import build_uses
+from models_registry.builds.services.store import files_remove
 
 
 def build_add(*, name: str, uri: str, actor: str, now: datetime, digest: str = "") -> EngineBuild:
@@ -42,7 +43,14 @@ def build_add(*, name: str, uri: str, actor: str, now: datetime, digest: str = "
         if digest not in ("", of_image):
             message = f"it is {digest}; {uri} has {of_image}"
             raise InvalidInput(field="digest", rule="build", message=message)
-        return _store(name, uri, of_image, facts, actor, now)
+        return build_insert(name=name, uri=uri, digest=of_image, facts=facts, actor=actor, now=now)
+    found, facts = build_read(uri, digest)
+    return build_insert(name=name, uri=uri, digest=found, facts=facts, actor=actor, now=now)
+
+
+def build_read(uri: str, digest: str) -> tuple[str, BuildFacts]:
+    """Digest and facts of the build in a folder or bucket; an empty `digest` accepts any. Raises InvalidInput if there
+    is no valid build. Raises Conflict if the source does not answer."""
     sources = tuple(map(parse_place, settings.ARTIFACT_SOURCES))
     limits = ArtifactLimits(artifact_bytes=settings.ARTIFACT_MAX_GIB * 1024**3)
     try:
@@ -51,10 +59,11 @@ def build_add(*, name: str, uri: str, actor: str, now: datetime, digest: str = "
         raise InvalidInput(field="uri", rule="build", message=str(error)) from None
     except SourceTrouble as error:
         raise Conflict(f"{error}; try again") from None
-    return _store(name, uri, opened.manifest.digest, facts, actor, now)
+    return opened.manifest.digest, facts
 
 
-def _store(name: str, uri: str, digest: str, facts: BuildFacts, actor: str, now: datetime) -> EngineBuild:
+def build_insert(*, name: str, uri: str, digest: str, facts: BuildFacts, actor: str, now: datetime) -> EngineBuild:
+    """Add a build that was read. Raises Conflict if the name is taken."""
     columns = {field: getattr(facts, field) for field in FACTS} | {"cpu_flags": list(facts.cpu_flags)}
     try:
         with transaction.atomic():
@@ -66,13 +75,16 @@ def _store(name: str, uri: str, digest: str, facts: BuildFacts, actor: str, now:
 
 
 def build_delete(*, name: str, actor: str, now: datetime) -> None:
-    """Delete a build; its files stay where they are. Raises Conflict if a version names it."""
+    """Delete a build. Files that were uploaded are deleted once no build names them; other files stay. Raises Conflict
+    if a version names it."""
     with transaction.atomic():
         row = EngineBuild.objects.select_for_update().get(name=name)
         if uses := build_uses(name):
             raise Conflict(f"build {name} is named by {', '.join(uses[:5])}; retire or change these versions first")
         _record(row, "deleted", actor, now)
         row.delete()
+        if not row.is_external:
+            transaction.on_commit(lambda: files_remove(row.digest, row.uri))
 
 
 def _read(artifact: Artifact, sources: tuple[Place, ...], limits: ArtifactLimits) -> tuple[OpenArtifact, BuildFacts]:

@@ -15,8 +15,8 @@ from botocore.exceptions import ClientError
 
 from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact
 from engine_agent.protocol.messages import Artifact
-from models_registry.artifacts import services as artifact_bucket
 from models_registry.artifacts.planner import ArtifactLimits, parse_place
+from models_registry.artifacts.services import sources as artifact_bucket
 from models_registry.artifacts.services.sources import OpenArtifact, SourceTrouble, artifact_open, file_sha256, one_host
 from tests.engine_agent.engines.s3_server import BUCKET, empty_bucket, s3_server, upload
 from tests.models_registry.rows import FILES

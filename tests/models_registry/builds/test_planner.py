@@ -13,7 +13,7 @@ from models_registry.builds.planner import ArchiveWalk
 from tests.engine_agent.engines.builds.packed import Member, facts, tar_of
 
 LONG = "lib/" + "d" * 120 + "/" + "f" * 120
-WHOLE: tuple[Member, ...] = (("bin/sh", "../serve"), ("serve", b"#!/bin/sh\n"), (LONG, b"x" * 700), ("lib/ü", b"y"))
+WHOLE: tuple[Member, ...] = (("bin/sh", "../serve"), (LONG, b"x" * 700), ("lib/ü", b"y"), ("serve", b"#!/bin/sh\n"))
 
 
 def walked(archive: bytes, *, piece: int = 0, unpacked_bytes: int = 1000) -> ArchiveWalk:
@@ -56,7 +56,11 @@ def pax(**records: str) -> bytes:
         (lambda: tar_of(("bin", "../.."), ("serve", b"")), "outside of the build"),
         (lambda: tar_of(("bin", "/etc"), ("serve", b"")), "outside of the build"),
         (lambda: tar_of(("bin", "lib/../.."), ("serve", b"")), "outside of the build"),
-        (lambda: tar_of(("lib", "."), ("lib/serve", b"")), "leads through a symbolic link"),
+        (lambda: tar_of(("lib", "."), ("lib/serve", b"")), "leads through 'lib', which is no folder"),
+        (lambda: tar_of(("lib", b""), ("lib/a/b", b""), ("serve", b"")), "leads through 'lib', which is no folder"),
+        (lambda: tar_of(("serve", b""), ("serve", b"")), "'serve' after 'serve'; paths must be sorted, each once"),
+        (lambda: tar_of(("lib", "."), ("m", b""), ("lib/serve", b"")), "'lib/serve' after 'm'"),
+        (lambda: tar_of(("lib-x", b""), ("lib/a", b""), ("serve", b"")), "'lib/a' after 'lib-x'"),
         (lambda: tar_of(member(type=tarfile.LNKTYPE, linkname="x")), "not a file, a folder or a symbolic link"),
         (lambda: tar_of(member(type=tarfile.BLKTYPE)), "not a file, a folder or a symbolic link"),
         (lambda: tar_of(member(type=tarfile.FIFOTYPE)), "not a file, a folder or a symbolic link"),

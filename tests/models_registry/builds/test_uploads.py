@@ -20,6 +20,7 @@ from kernel.refusals import Conflict
 from models_registry.artifacts.planner import parse_place
 from models_registry.builds.models import EngineBuild, EngineBuildUpload
 from models_registry.builds.selectors import build_file
+from models_registry.builds.services import store as store_places
 from models_registry.builds.services import uploads
 from models_registry.builds.services.uploads import upload_part_store, uploads_trim
 from tests.controlplane.access.callers import calls, make_user
@@ -137,7 +138,7 @@ def test_only_admins_upload_and_nothing_is_stored_for_others(ada: APIClient, fol
 def test_a_hostile_archive_is_refused_at_its_part_and_leaves_nothing(
     ada: APIClient, store: Path, tmp_path: Path, django_capture_on_commit_callbacks: Commits
 ) -> None:
-    archive = tar_of(("serve", b"x" * 2000), ("lib", "../../etc"), ("lib/cron", b"x"))
+    archive = tar_of(("big", b"x" * 2000), ("lib", "../../etc"), ("lib/cron", b"x"))
     folder = folder_of(tmp_path / "hostile", archive, 4, unpacked_bytes=5000)
     begin(ada, folder)
     with django_capture_on_commit_callbacks(execute=True):
@@ -176,12 +177,12 @@ def test_size_room_and_number_of_uploads_have_limits(
     settings.ARTIFACT_MAX_GIB = 0
     assert rules(begin(ada, folder)) == {"facts": "size"}
     settings.ARTIFACT_MAX_GIB = 1
-    monkeypatch.setattr(uploads, "RESERVE_BYTES", 2**60)
+    monkeypatch.setattr(store_places, "RESERVE_BYTES", 2**60)
     full = begin(ada, folder)
     assert (full.status_code, "has room for 0 B: free space" in full.content.decode()) == (409, True)
     monkeypatch.undo()
     assert begin(ada, folder).status_code == 200
-    assert "another upload has this name or this content" in begin(ada, folder, "llama-2").content.decode()
+    assert "this content is being uploaded under another name" in begin(ada, folder, "llama-2").content.decode()
     other = small_build(tmp_path / "other", version="2")
     assert "another build is being uploaded as llama-1" in begin(ada, other).content.decode()
     monkeypatch.setattr(uploads, "MOST_OPEN", 1)
@@ -208,16 +209,34 @@ def test_abandoned_and_deleted_uploads_leave_nothing(
     assert [kind.partition("upload_")[2] for kind in kinds] == ["started", "abandoned", "started", "deleted"]
 
 
+def test_an_upload_that_continues_while_it_is_trimmed_is_kept(
+    ada: APIClient, folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(ada, folder)
+    remove = uploads._remove
+
+    def later(*arguments: Any, **seen: Any) -> bool:
+        send(ada, folder, 0)
+        return remove(*arguments, **seen)
+
+    monkeypatch.setattr(uploads, "_remove", later)
+    assert uploads_trim(now=clock.now() + timedelta(hours=25)) == 0
+    assert EngineBuildUpload.objects.get().parts_done == 1
+
+
 def test_files_that_no_upload_knows_are_deleted_after_a_day(ada: APIClient, folder: Path, store: Path) -> None:
     begin(ada, folder)
     send(ada, folder, 0)
     begun = next((store / ".uploads").iterdir())
     for name in ("0" * 64, "1" * 64, "mine"):
         (store / ".uploads" / name).mkdir()
-    for old in (begun, store / ".uploads" / ("0" * 64), store / ".uploads/mine"):
+    for name in (".arriving-old", ".arriving-new"):
+        (store / ".uploads" / name).touch()
+    for old in (begun, *(store / ".uploads" / name for name in ("0" * 64, "mine", ".arriving-old"))):
         os.utime(old, (1, 1))
     assert uploads_trim(now=clock.now()) == 1
-    assert {path.name for path in (store / ".uploads").iterdir()} == {begun.name, "1" * 64, "mine"}
+    left = {path.name for path in (store / ".uploads").iterdir()}
+    assert left == {begun.name, "1" * 64, "mine", ".arriving-new"}
 
 
 def test_a_part_of_an_upload_that_was_deleted_meanwhile_is_not_kept(ada: APIClient, folder: Path, store: Path) -> None:
@@ -227,8 +246,115 @@ def test_a_part_of_an_upload_that_was_deleted_meanwhile_is_not_kept(ada: APIClie
         EngineBuildUpload.objects.all().delete()
         yield (folder / "part-0000").read_bytes()
 
-    with pytest.raises(Conflict, match="was deleted meanwhile"):
+    with pytest.raises(Conflict, match="was completed or deleted meanwhile"):
         upload_part_store(name="llama-1", number=0, chunks=chunks(), now=clock.now())
+    assert files_of(store) == []
+
+
+def test_a_late_part_of_a_deleted_upload_does_not_disturb_the_next_one(
+    ada: APIClient, folder: Path, store: Path
+) -> None:
+    begin(ada, folder)
+
+    def chunks() -> Any:
+        EngineBuildUpload.objects.all().delete()
+        begin(ada, folder)
+        assert send(ada, folder, 0).json()["parts_done"] == 1
+        yield (folder / "part-0000").read_bytes()
+
+    with pytest.raises(Conflict, match="was completed or deleted meanwhile"):
+        upload_part_store(name="llama-1", number=0, chunks=chunks(), now=clock.now())
+    for number in range(1, 4):
+        send(ada, folder, number)
+    assert ada.post(f"{UPLOADS}/llama-1/finish").status_code == 200
+
+
+def test_a_part_that_still_arrives_when_the_build_is_completed_does_not_become_a_file_of_it(
+    ada: APIClient, folder: Path, store: Path
+) -> None:
+    begin(ada, folder)
+    for number in range(3):
+        send(ada, folder, number)
+
+    def chunks() -> Any:
+        assert send(ada, folder, 3).json()["parts_done"] == 4
+        assert ada.post(f"{UPLOADS}/llama-1/finish").status_code == 200
+        yield (folder / "part-0003").read_bytes()
+
+    with pytest.raises(Conflict, match="was completed or deleted meanwhile"):
+        upload_part_store(name="llama-1", number=3, chunks=chunks(), now=clock.now())
+    assert len(files_of(store)) == 6
+    verify_folder(Path(EngineBuild.objects.get().uri.removeprefix("file://")))
+
+
+def test_a_process_killed_before_the_build_is_added_leaves_an_upload_that_can_be_finished(
+    ada: APIClient, folder: Path, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin(ada, folder)
+    for number in range(4):
+        send(ada, folder, number)
+    with monkeypatch.context() as killed:
+        killed.setattr(uploads, "build_read", lambda *_: pytest.fail("killed"))
+        with pytest.raises(pytest.fail.Exception):
+            uploads.upload_finish(name="llama-1", actor="ada", now=clock.now())
+    assert begin(ada, folder).json()["parts_done"] == 4
+    assert ada.post(f"{UPLOADS}/llama-1/finish").status_code == 200
+    assert not EngineBuildUpload.objects.exists()
+
+
+def test_a_build_with_a_missing_part_is_never_complete(ada: APIClient, folder: Path, store: Path) -> None:
+    begin(ada, folder)
+    for number in range(4):
+        send(ada, folder, number)
+    next(store.rglob("part-0002")).unlink()
+    done = ada.post(f"{UPLOADS}/llama-1/finish")
+    assert (done.status_code, "part-0002 is missing; try again, or delete it" in done.content.decode()) == (409, True)
+    assert list(store.rglob("manifest.json")) == []
+
+
+def test_files_of_a_build_are_deleted_with_the_last_name_of_it(
+    ada: APIClient, folder: Path, store: Path, settings: Any, django_capture_on_commit_callbacks: Commits
+) -> None:
+    def upload(name: str) -> None:
+        begin(ada, folder, name)
+        for number in range(4):
+            ada.generic(
+                "PUT", f"{UPLOADS}/{name}/part?number={number}", (folder / f"part-000{number}").read_bytes(),  # type: ignore[arg-type] # it takes bytes
+                content_type="application/octet-stream",
+            )  # fmt: skip
+        assert ada.post(f"{UPLOADS}/{name}/finish").status_code == 200
+
+    def delete(path: str) -> None:
+        with django_capture_on_commit_callbacks(execute=True):
+            assert ada.delete(f"/api/v1/{path}").status_code == 200
+
+    settings.ARTIFACT_SOURCES = [*settings.ARTIFACT_SOURCES, folder.parent.as_uri()]
+    upload("llama-1")
+    upload("llama-2")
+    ada.post("/api/v1/engine-builds", {"name": "mine", "uri": folder.as_uri()}, format="json")
+    begin(ada, folder, "llama-3")
+    for name in ("mine", "llama-1", "llama-2"):
+        delete(f"engine-builds/{name}")
+    assert len(files_of(store)) == 6, "the upload of llama-3 needs them"
+    verify_folder(folder)
+    delete("engine-build-uploads/llama-3")
+    assert files_of(store) == []
+    upload("llama-1")
+    assert len(files_of(store)) == 6
+
+
+def test_a_name_that_was_taken_meanwhile_ends_no_upload_and_its_files_can_be_deleted(
+    ada: APIClient, folder: Path, store: Path, settings: Any, django_capture_on_commit_callbacks: Commits
+) -> None:
+    settings.ARTIFACT_SOURCES = [*settings.ARTIFACT_SOURCES, folder.parent.as_uri()]
+    begin(ada, folder)
+    for number in range(4):
+        send(ada, folder, number)
+    ada.post("/api/v1/engine-builds", {"name": "llama-1", "uri": folder.as_uri()}, format="json")
+    assert "llama-1 exists already" in ada.post(f"{UPLOADS}/llama-1/finish").content.decode()
+    assert EngineBuildUpload.objects.count() == 1
+    with django_capture_on_commit_callbacks(execute=True):
+        ada.delete(f"{UPLOADS}/llama-1")
     assert files_of(store) == []
 
 
@@ -241,9 +367,11 @@ def test_a_bucket_holds_the_parts_and_no_disk_does(
         client = empty_bucket(url, monkeypatch)
         settings.IMPORT_STORE, settings.ARTIFACT_SOURCES = f"s3://{BUCKET}/store", [f"s3://{BUCKET}"]
 
+        def whole() -> list[str]:
+            return [item["Key"] for item in client.list_objects_v2(Bucket=BUCKET).get("Contents", ())]
+
         def keys() -> list[str]:
-            listed = client.list_objects_v2(Bucket=BUCKET).get("Contents", ())
-            return [item["Key"].rpartition("/")[2] for item in listed]
+            return [key.rpartition("/")[2] for key in whole()]
 
         begin(ada, folder)
         send(ada, folder, 0)
@@ -253,6 +381,12 @@ def test_a_bucket_holds_the_parts_and_no_disk_does(
         begin(ada, folder)
         for number in range(4):
             assert send(ada, folder, number).status_code == 200
+        part = next(key for key in whole() if key.endswith("part-0002"))
+        content = client.get_object(Bucket=BUCKET, Key=part)["Body"].read()
+        client.delete_object(Bucket=BUCKET, Key=part)
+        assert "part-0002 is missing" in ada.post(f"{UPLOADS}/llama-1/finish").content.decode()
+        assert "manifest.json" not in keys()
+        client.put_object(Bucket=BUCKET, Key=part, Body=content)
         done = ada.post(f"{UPLOADS}/llama-1/finish")
         assert done.status_code == 200, done.json()
         assert sorted(keys()) == sorted(["build.json", "manifest.json", *part_names(facts(parts=4))])
@@ -260,6 +394,9 @@ def test_a_bucket_holds_the_parts_and_no_disk_does(
         assert EngineBuild.objects.get().ordered().uri.startswith(f"s3://{BUCKET}/store/builds/")
         orphan = {"Bucket": BUCKET, "Key": f"store/builds/{'0' * 64}/part-0000"}
         client.put_object(**orphan, Body=b"x")
-        monkeypatch.setattr(uploads, "ORPHAN_S", -1.0)
+        monkeypatch.setattr(store_places, "ORPHAN_S", -1.0)
         assert uploads_trim(now=clock.now()) == 1
         assert len(keys()) == 6
+        with django_capture_on_commit_callbacks(execute=True):
+            assert ada.delete("/api/v1/engine-builds/llama-1").status_code == 200
+        assert keys() == []
