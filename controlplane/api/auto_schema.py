@@ -67,6 +67,7 @@ SUMMARIES: dict[tuple[str, str], str] = {
     ("model-version", "calibration"): "Show the calibration of a model version",
     ("model-version", "diff"): "Compare two model versions",
     ("model-version", "memory"): "Show the memory of a model version, and proposals",
+    ("operations", "list"): "Show what is under way, and what waits for a person",
     ("override", "create"): "Fix the traffic shares of a deployment",
     ("override", "preview"): "Preview fixed traffic shares",
     ("plan", "create"): "Simulate a change of the fleet",

@@ -14,6 +14,7 @@ from rest_framework.views import APIView
 from controlplane.api.apply.view import ApplyViewSet
 from controlplane.api.audit import AuditViewSet
 from controlplane.api.events import EventViewSet
+from controlplane.api.operations import OperationsViewSet
 from controlplane.api.schema import Documentation, Schema
 from controlplane.api.what_if import PlanViewSet
 from controlplane.api.why import ROUTES as WHY
@@ -47,6 +48,7 @@ OWN = (
     ("audit", AuditViewSet, "audit-record"),
     ("events", EventViewSet, "event"),
     ("apply", ApplyViewSet, "apply"),
+    ("operations", OperationsViewSet, "operations"),
     ("plan", PlanViewSet, "plan"),
     *WHY,
 )

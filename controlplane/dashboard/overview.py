@@ -8,10 +8,10 @@ from decimal import Decimal
 
 from controlplane.dashboard.events import EventList, event_list
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest
-from controlplane.dashboard.in_progress import Operation, in_progress, needs_a_person
 from controlplane.dashboard.shell import health
 from controlplane.dashboard.templatetags.switchyard import NOTHING, money, ms, percent, rate, share
 from controlplane.dashboard.yard_map import Yard, YardMap, yard_cells, yard_map
+from controlplane.in_progress import Operation, in_progress, needs_a_person
 from fleet.capacity.selectors import machine_costs
 from fleet.cells.models import Cell
 from fleet.deployments.pages.data import DeploymentList, Placed, deployment_list, deployments_placed
@@ -149,7 +149,9 @@ OVERVIEW = Page(
     section="overview",
     title="Overview",
     fragments=(
-        Fragment("status", "", ("incidents", *MOVES), "dashboard/overview/status.html", _status),
+        Fragment(
+            "status", "", ("incidents", "cells", "rollouts", "traffic"), "dashboard/overview/status.html", _status
+        ),
         Fragment("numbers", "", ("history",), "dashboard/overview/numbers.html", _numbers),
         Fragment("map", "Yard map", ("cells", "deployments", "history"), "dashboard/overview/map.html", _map),
         Fragment("waiting", "Needs a person", WAITS, "dashboard/overview/operations.html", _waiting),

@@ -115,16 +115,21 @@ def describe(
 
 @app.command()
 def status(context: typer.Context) -> None:
-    """Show the delay of the control loops, and open incidents.
+    """Show the delay of the control loops, what waits for a person, what is under way, and open incidents.
 
     switchyard status"""
     run = session_of(context)
     health = run.connection.get("/healthz")
+    operations = run.connection.get("operations")
     incidents = list(run.connection.pages("incidents", {"state": "open"}, INCIDENTS_SHOWN))
     if run.output.is_for_programs:
-        run.output.document({**health, "incidents": incidents})
+        run.output.document({**health, **operations, "incidents": incidents})
         return
     run.output.toned(f"control loops: {health['summary']}", "ok" if health["status"] == "ok" else "bad")
     if health.get("hosts_summary"):
         run.output.toned(f"control hosts: {health['hosts_summary']}", "ok" if health["hosts_are_well"] else "bad")
+    for name, title, tone in (("waiting", "needs a person", "warn"), ("in_progress", "in progress", "moving")):
+        for row in operations[name]:
+            why = f" ({row['why']})" if row["why"] else ""
+            run.output.toned(f"{title}: {row['kind']}: {row['what']}, {row['text']}{why}", tone)
     run.output.rows(run.resource("incidents").columns, incidents, empty="There are no open incidents.")

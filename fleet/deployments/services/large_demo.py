@@ -46,9 +46,11 @@ LOAD = Load(
 )
 _WINDOWS = """
 INSERT INTO fleet_loadwindow (subject_id, step_s, at, covered_s, requests, errors, slow, cells, in_flight, queued,
-    tokens_per_s, ttft_p50_ms, ttft_p95_ms, itl_p50_ms, itl_p95_ms)
+    tokens_per_s, ttft_p50_ms, ttft_p95_ms, itl_p50_ms, itl_p95_ms, prompt_tokens, preemptions, ttft_p99_ms, running,
+    waiting, kv_percent, cache_hit_percent, step_ms)
 SELECT id, %(step)s, at, %(step)s, %(step)s * 4 + wave, (wave / 40)::int, (wave / 10)::int, 1, wave / 8.0, wave / 40.0,
-    300 + wave, 80 + wave, 300 + 2 * wave, 14 + wave / 40.0, 22 + wave / 20.0
+    300 + wave, 80 + wave, 300 + 2 * wave, 14 + wave / 40.0, 22 + wave / 20.0, %(step)s * 400, wave / 50,
+    400 + 3 * wave, wave / 10.0, wave / 40.0, wave, 100 - wave, 12 + wave / 40.0
 FROM fleet_loadsubject,
     generate_series(%(first)s::timestamptz, %(last)s::timestamptz, make_interval(secs => %(step)s)) AS at,
     LATERAL (SELECT ((extract(epoch FROM at)::bigint / %(step)s + id) %% 60)::int AS wave) AS w

@@ -24,7 +24,7 @@ RESOURCES = [
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
 ]  # fmt: skip
 READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
-    "GET usage", "GET costs", "GET usage/responses", "GET autoscaling", "GET capacity-plan", "GET me",
+    "GET usage", "GET costs", "GET usage/responses", "GET autoscaling", "GET capacity-plan", "GET me", "GET operations",
     "GET benchmarks/best", "GET benchmarks/{id}/histograms",
     "GET model-versions/{id}/diff", "GET model-versions/{id}/calibration", "GET cells/{id}/logs", "GET keys/policy",
     "GET model-versions/{id}/memory", "GET replay/rounds/{id}", "GET replay/incidents/{id}",

@@ -8,6 +8,7 @@ import pytest
 
 from accounts.models import Approval, ApprovalRule
 from controlplane.observability import views
+from fleet.autoscaling.models import ScalingSwitch
 from fleet.cells.models import Cell
 from fleet.deployments.models import DeploymentRegion
 from fleet.faults.models import Incident
@@ -92,6 +93,16 @@ def test_status_says_how_far_behind_the_control_loops_are(
     assert re.fullmatch(r"control loops: last pass \d+ s ago\n", shown.out)
     assert "There are no open incidents." in shown.err
     assert set(json.loads(switchyard("status", "-o", "json").out)["loops"]) == {"fleet.reconcile"}
+
+
+def test_status_says_what_moves_and_what_waits(switchyard: Switchyard, cell: Cell) -> None:
+    Cell.objects.update(state="draining", reason="scaled down")
+    ScalingSwitch.objects.create(paused=True, why="a test of load", actor="ada", changed_at=rows.NOW)
+    shown = switchyard("status").out
+    assert f"in progress: Drain: {cell.id}, draining (scaled down)" in shown
+    assert "needs a person: Autoscaler: The autoscaler is paused, by ada (a test of load)" in shown
+    document = json.loads(switchyard("status", "-o", "json").out)
+    assert (document["in_progress"][0]["url"], len(document["waiting"])) == (f"/cells/{cell.id}/", 1)
 
 
 def test_status_says_how_two_control_hosts_are(switchyard: Switchyard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,6 +24,7 @@ from kernel.loop_passes import loop_passed
 from kernel.models import LoopPass
 from models_registry.imports.models import ModelImport
 from tests.controlplane.access.callers import make_user
+from tests.controlplane.api.client import bearer
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import LOAD, one_more_of_everything
 from tests.fleet import rows
@@ -221,6 +222,9 @@ def test_every_kind_of_operation_is_a_row() -> None:
         assert f"<span>{kind}</span>" in text, kind
         assert shown in text, shown
     assert "10 in progress" in part("status")
+    served = bearer().get("/api/v1/operations").json()["in_progress"]
+    assert [row["kind"] for row in served][:2] == ["Evacuation drill", "Rollout"]
+    assert (len(served), round(served[0]["percent"])) == (10, 30)
 
 
 def test_everything_that_waits_for_a_person_is_a_row() -> None:
