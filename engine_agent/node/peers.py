@@ -10,6 +10,7 @@ import ssl
 import stat
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -151,12 +152,12 @@ def _read_head(link: ssl.SSLSocket) -> str:
     return head.split(b"\r\n", 1)[0].decode("ascii", "replace")
 
 
-def _send(link: ssl.SSLSocket, file: BinaryIO) -> None:
-    left, began_s, sent = os.fstat(file.fileno()).st_size, time.monotonic(), 0
+def _send(link: ssl.SSLSocket, file: BinaryIO, now_s: Callable[[], float] = time.monotonic) -> None:
+    left, began_s, sent = os.fstat(file.fileno()).st_size, now_s(), 0
     link.sendall(_head("200 OK", left))
     while left and (chunk := file.read(min(left, CHUNK_BYTES))):
         link.sendall(chunk)
-        left, sent, took_s = left - len(chunk), sent + len(chunk), time.monotonic() - began_s
+        left, sent, took_s = left - len(chunk), sent + len(chunk), now_s() - began_s
         if took_s > UPLOAD_LIMIT_S or sent < LEAST_BYTES_PER_S * (took_s - STEP_LIMIT_S):
             raise ValueError(f"it read {sent} bytes in {took_s:.0f} s")
 

@@ -500,14 +500,12 @@ def test_uploads_and_connections_are_limited(
 
 
 @pytest.mark.parametrize(("bytes_per_s", "is_whole"), [(6_000_000, True), (4_000_000, False)])
-def test_a_node_that_reads_slowly_loses_its_upload(
-    bytes_per_s: int, is_whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_node_that_reads_slowly_loses_its_upload(bytes_per_s: int, is_whole: bool, tmp_path: Path) -> None:
     sent = list[bytes]()
-    monkeypatch.setattr(peers.time, "monotonic", lambda: sum(map(len, sent)) / bytes_per_s)
     (tmp_path / "large").write_bytes(bytes(120_000_000))
     with (tmp_path / "large").open("rb") as file:
-        upload = partial(peers._send, cast(ssl.SSLSocket, SimpleNamespace(sendall=sent.append)), file)
+        link = cast(ssl.SSLSocket, SimpleNamespace(sendall=sent.append))
+        upload = partial(peers._send, link, file, lambda: sum(map(len, sent)) / bytes_per_s)
         if is_whole:
             upload()
         else:
