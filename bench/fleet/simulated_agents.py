@@ -21,19 +21,10 @@ from msgspec import structs
 
 from engine_agent.node.connection import AgentConnection, report_interval_s
 from engine_agent.node.enrolment import Enrolment
-from engine_agent.protocol.messages import (
-    PROTOCOL_VERSION,
-    Desired,
-    Health,
-    Hello,
-    Inventory,
-    Load,
-    NodeTelemetry,
-    Observed,
-    Order,
-    Report,
-)
+from engine_agent.protocol.load_messages import Load
+from engine_agent.protocol.messages import PROTOCOL_VERSION, Desired, Health, Hello, Inventory, Observed, Order, Report
 from engine_agent.protocol.states import AgentKind, EngineState, Phase
+from engine_agent.protocol.telemetry_messages import NodeTelemetry
 
 STATUS_EVERY_S = 1.0
 NICENESS = 10

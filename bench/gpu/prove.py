@@ -33,8 +33,9 @@ from engine_agent.engines.builds.store import host_facts
 from engine_agent.node.telemetry.fingerprint import AGENT_ROOT
 from engine_agent.protocol.engine_builds import BuildFacts, EngineBuild, parse_facts
 from engine_agent.protocol.machine_messages import NodeResources
-from engine_agent.protocol.messages import Artifact, EnergyMeter, EnginePlan, GoldenPrompt
+from engine_agent.protocol.messages import Artifact, EnginePlan, GoldenPrompt
 from engine_agent.protocol.states import EngineState
+from engine_agent.protocol.telemetry_messages import EnergyMeter
 
 MODEL = "smollm2-135m-instruct"
 GOLDEN = (

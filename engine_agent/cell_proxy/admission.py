@@ -14,7 +14,7 @@ from engine_agent.cell_proxy import refusal as refusals
 from engine_agent.cell_proxy.prefix_index import MATCHED_HEADER, PREFIXES_HEADER, RequestPrefixes, read_prefixes
 from engine_agent.cell_proxy.refusal import Refusal
 from engine_agent.cell_proxy.wire import Headers
-from engine_agent.protocol.messages import OTHER_TENANTS
+from engine_agent.protocol.load_messages import OTHER_TENANTS
 from engine_agent.protocol.request_limits import RequestLimits, limits_from_text
 from engine_agent.protocol.states import Phase, ServingClass
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from engine_agent.protocol.messages import BatchLoad
+from engine_agent.protocol.load_messages import BatchLoad
 
 STEER_EVERY_S = 10
 """Each step measures the time since the previous one."""

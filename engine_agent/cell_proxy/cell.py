@@ -25,8 +25,8 @@ from engine_agent.cell_proxy.settings import ProxySettings
 from engine_agent.cell_proxy.span_export import SpanExporter
 from engine_agent.cell_proxy.upstream import EnginePool
 from engine_agent.protocol.ingress_messages import cell_server_name
+from engine_agent.protocol.load_messages import CellWork, EngineLoad, SpeculationLoad, TokenCheck
 from engine_agent.protocol.local_servers import StateWatch, state_name
-from engine_agent.protocol.messages import CellWork, EngineLoad, SpeculationLoad, TokenCheck
 from engine_agent.protocol.proxy_messages import Pairs
 from engine_agent.protocol.states import CellRole, Phase, ServingClass
 

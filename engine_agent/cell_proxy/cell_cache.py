@@ -11,7 +11,7 @@ from engine_agent.cell_proxy.admission import RequestMetadata
 from engine_agent.cell_proxy.prefix_index import PrefixIndex, RequestPrefixes
 from engine_agent.cell_proxy.upstream import EnginePool, call
 from engine_agent.cell_proxy.wire import LocalResponse
-from engine_agent.protocol.messages import CacheLoad
+from engine_agent.protocol.load_messages import CacheLoad
 from engine_agent.protocol.proxy_messages import CACHE_POLL_S, EVENTS_PATH, BadChanges, decode_blocks
 
 GATHER_S = 0.02

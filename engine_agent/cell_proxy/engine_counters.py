@@ -24,7 +24,7 @@ import msgspec
 from engine_agent.cell_proxy.cell import Cell
 from engine_agent.cell_proxy.upstream import CallResponse, EnginePool, call
 from engine_agent.cell_proxy.usage_reader import TokenUsage
-from engine_agent.protocol.messages import CellWork, EngineLoad, SpeculationLoad, TokenCheck
+from engine_agent.protocol.load_messages import CellWork, EngineLoad, SpeculationLoad, TokenCheck
 from engine_agent.protocol.proxy_messages import (
     COUNTED_APART_PATH,
     END_LIMIT_S,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 
 from engine_agent.cell_proxy.cell import Cell
 from engine_agent.cell_proxy.meter import Meter, SlidingHistogram
-from engine_agent.protocol.messages import ClassLoad, UsageRow
+from engine_agent.protocol.load_messages import ClassLoad, UsageRow
 from engine_agent.protocol.metrics import family, sample, single
 from engine_agent.protocol.states import Phase
 

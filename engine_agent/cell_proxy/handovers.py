@@ -37,7 +37,8 @@ from engine_agent.cell_proxy.upstream import EngineConnection, EnginePool, call
 from engine_agent.cell_proxy.wire import Headers, RequestHead
 from engine_agent.protocol.identity import BadName, IdentityFiles, IdentityKind, IdentityName, is_fleet_name, peer_name
 from engine_agent.protocol.ingress_messages import cell_server_name
-from engine_agent.protocol.messages import HandoverLoad, PrefillCell
+from engine_agent.protocol.load_messages import HandoverLoad
+from engine_agent.protocol.messages import PrefillCell
 from engine_agent.protocol.proxy_messages import NO_PAIRS, Pairs
 from engine_agent.protocol.states import CellRole
 

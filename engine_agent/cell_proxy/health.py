@@ -8,7 +8,8 @@ from collections.abc import Callable
 import msgspec
 
 from engine_agent.cell_proxy.settings import ProbeTimes
-from engine_agent.protocol.messages import Health, Load
+from engine_agent.protocol.load_messages import Load
+from engine_agent.protocol.messages import Health
 from engine_agent.protocol.states import Phase
 
 LONG_AGO = float("-inf")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine_agent.cell_proxy.admission import RequestMetadata
 from engine_agent.cell_proxy.batch_window import MIN_ITLS, MIN_TTFTS, STEER_EVERY_S, RealtimeLatency
 from engine_agent.cell_proxy.usage_rows import UsageCounts, UsageRows
-from engine_agent.protocol.messages import (
+from engine_agent.protocol.load_messages import (
     BatchLoad,
     CacheLoad,
     CellWork,
@@ -21,7 +21,7 @@ from engine_agent.protocol.metrics import BUCKETS, BUCKETS_PER_DOUBLING, bucket_
 from engine_agent.protocol.states import ServingClass
 
 WINDOW_S = 30
-"""Percentiles and rates of `engine_agent.protocol.messages.Load` cover the last 30 s."""
+"""Percentiles and rates of `engine_agent.protocol.load_messages.Load` cover the last 30 s."""
 BYTES_PER_TOKEN = 4.0
 """For English text in a body, until this cell has its own data (OpenAI's rule of thumb)."""
 LONG_BYTES = 2048

@@ -6,7 +6,7 @@ from time import time
 
 import msgspec
 
-from engine_agent.protocol.messages import MAX_TENANTS_REPORTED, OTHER_TENANTS, UsageRow
+from engine_agent.protocol.load_messages import MAX_TENANTS_REPORTED, OTHER_TENANTS, UsageRow
 from engine_agent.protocol.states import ServingClass
 
 FORGET_AFTER_S = 60.0
@@ -15,7 +15,7 @@ FORGET_AFTER_S = 60.0
 
 @dataclass(slots=True)
 class UsageCounts:
-    """One row. `since` and `used_at` in seconds since 1970; counts as in `engine_agent.protocol.messages.UsageRow`."""
+    """One row. `since` and `used_at` in seconds since 1970; counts as in `UsageRow` (`engine_agent.protocol`)."""
 
     tenant: str
     key: str

@@ -23,7 +23,8 @@ from engine_agent.protocol.engine_builds import (
     why_unsuitable,
 )
 from engine_agent.protocol.manifest import DIGEST_PREFIX, MANIFEST_NAME, MOST_MANIFEST_BYTES
-from engine_agent.protocol.messages import NODE_BUILDS_MAX, Artifact, NodeBuild
+from engine_agent.protocol.messages import Artifact
+from engine_agent.protocol.telemetry_messages import NODE_BUILDS_MAX, NodeBuild
 
 BUILDS = "builds"
 """Of the machine's cache, next to `fetched`. Engines cannot write to it."""

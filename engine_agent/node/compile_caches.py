@@ -54,8 +54,8 @@ from engine_agent.protocol.compile_caches import (
     UNPACKED_HEADER,
     CacheFacts,
 )
-from engine_agent.protocol.messages import OFFERED_CACHES_MAX, NodeCache
 from engine_agent.protocol.strict_json import strict_loads
+from engine_agent.protocol.telemetry_messages import OFFERED_CACHES_MAX, NodeCache
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,9 @@ import msgspec
 
 from engine_agent.engines.base import EngineUnavailable, Launch
 from engine_agent.protocol.machine_messages import INSTANCES_FROM, NodeResources, gpu_index
-from engine_agent.protocol.messages import Accelerator, Fault
+from engine_agent.protocol.messages import Fault
 from engine_agent.protocol.signatures import FaultSignature
+from engine_agent.protocol.telemetry_messages import Accelerator
 
 NVIDIA, NEURON, CPU = "nvidia", "neuron", "cpu"
 DEVICES_VARIABLE = "SWITCHYARD_DEVICES"

@@ -52,8 +52,9 @@ from engine_agent.node.record import JOURNAL_FILE, FailureRecord, NodeRecord, Pr
 from engine_agent.node.telemetry.fault_logs import runtime_faults
 from engine_agent.node.weights import WEIGHTS, NodeWeights, local_plan
 from engine_agent.protocol.fingerprint import Fingerprint, fingerprint_from
-from engine_agent.protocol.messages import Accelerator, Assignment, Desired, EnginePlan, Fault, Prefetched, StepTimes
+from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Fault, StepTimes
 from engine_agent.protocol.states import MemberRole
+from engine_agent.protocol.telemetry_messages import Accelerator, Prefetched
 
 log = logging.getLogger(__name__)
 

@@ -21,10 +21,11 @@ from engine_agent.node import procfs
 from engine_agent.node.checks.reset import CHECK as RESET
 from engine_agent.node.checks.result import Result, result_from
 from engine_agent.node.telemetry.fingerprint import AGENT_ROOT
-from engine_agent.protocol.messages import CHECKS_MAX, CheckReport, CheckRequest, CheckResult, Fault
+from engine_agent.protocol.messages import CheckRequest, Fault
 from engine_agent.protocol.ports import RENDEZVOUS, RENDEZVOUS_SLOTS
 from engine_agent.protocol.signatures import FaultSignature, is_hard
 from engine_agent.protocol.strict_json import strict_loads
+from engine_agent.protocol.telemetry_messages import CHECKS_MAX, CheckReport, CheckResult
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,8 @@ from engine_agent.node.downloads import Downloads
 from engine_agent.node.page_cache import PageCache
 from engine_agent.node.weights import NodeWeights
 from engine_agent.protocol.engine_builds import EngineBuild
-from engine_agent.protocol.messages import NODE_ARTIFACTS_MAX, Artifact, NodeArtifact, Prefetch, Prefetched
+from engine_agent.protocol.messages import Artifact, Prefetch
+from engine_agent.protocol.telemetry_messages import NODE_ARTIFACTS_MAX, NodeArtifact, Prefetched
 
 RETRY_S = 60.0
 """After a failed fetch, or the refusal of a build."""

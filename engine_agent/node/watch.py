@@ -9,8 +9,9 @@ import msgspec
 
 from engine_agent.cell_proxy.health import ProxyStatus
 from engine_agent.node.http import HttpClient, NoResponse
+from engine_agent.protocol.load_messages import Load
 from engine_agent.protocol.local_servers import long_poll_query, poll_timeout_s
-from engine_agent.protocol.messages import Health, Load, StepTimes
+from engine_agent.protocol.messages import Health, StepTimes
 from engine_agent.protocol.states import Phase
 
 POLL_INTERVAL_S = 0.2

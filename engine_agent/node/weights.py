@@ -36,7 +36,8 @@ from engine_agent.protocol.manifest import (
     parse_manifest,
     wrong_list,
 )
-from engine_agent.protocol.messages import NODE_ARTIFACTS_MAX, Artifact, EnginePlan, NodeArtifact, PlanAdapter
+from engine_agent.protocol.messages import Artifact, EnginePlan, PlanAdapter
+from engine_agent.protocol.telemetry_messages import NODE_ARTIFACTS_MAX, NodeArtifact
 
 WEIGHTS = "weights"
 """Of the machine's cache, next to `fetched`. Engines cannot write to it."""

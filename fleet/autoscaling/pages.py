@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 
 from controlplane.dashboard.charts import Band, Chart, Series
-from engine_agent.protocol.messages import HandoverLoad
+from engine_agent.protocol.load_messages import HandoverLoad
 from engine_agent.protocol.states import CellRole
 from fleet.autoscaling.models import RoleState, ScalingDecision, ScalingState, ScalingSwitch
 from fleet.autoscaling.planning.needs import ScalingRule, may_be_empty

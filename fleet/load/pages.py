@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from django.db import connection
 
 from controlplane.dashboard.charts import Chart, Colour, Marker, Series, with_markers
-from engine_agent.protocol.messages import Load
+from engine_agent.protocol.load_messages import Load
 from fleet.cells.models import Cell
 from fleet.deployments.models import Deployment
 from fleet.deployments.planner import Burn, Objective, burns

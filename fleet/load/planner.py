@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from engine_agent.protocol.messages import CacheLoad, CellWork, EngineLoad, Load
+from engine_agent.protocol.load_messages import CacheLoad, CellWork, EngineLoad, Load
 from engine_agent.protocol.metrics import bucket_of, midpoint_s
 
 FRESH_FOR_S = 15.0

@@ -11,7 +11,7 @@ import msgspec
 from django.db.models import F, Q, Sum
 from msgspec import convert, structs
 
-from engine_agent.protocol.messages import BatchLoad, CacheLoad, EngineLoad, HandoverLoad, Load, SpeculationLoad
+from engine_agent.protocol.load_messages import BatchLoad, CacheLoad, EngineLoad, HandoverLoad, Load, SpeculationLoad
 from fleet.cells.models import Cell, CellMember
 from fleet.deployments.planner import WINDOWS_S, RequestCounts, total
 from fleet.load.models import LoadWindow

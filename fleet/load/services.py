@@ -13,7 +13,7 @@ from django.db import connection, transaction
 from django.db.models import F
 from psycopg import sql
 
-from engine_agent.protocol.messages import Load
+from engine_agent.protocol.load_messages import Load
 from engine_agent.protocol.states import ServingClass
 from fleet.deployments.models import Deployment
 from fleet.deployments.planner import parse_objective

@@ -11,7 +11,7 @@ from django.db.models import Count, F, OuterRef, Q, QuerySet, Subquery, Sum
 from django.db.models.functions import Coalesce
 from msgspec import convert
 
-from engine_agent.protocol.messages import BatchLoad
+from engine_agent.protocol.load_messages import BatchLoad
 from engine_agent.protocol.states import ServingClass
 from fleet.autoscaling.models import ScalingState
 from fleet.autoscaling.selectors import Place, place_plans

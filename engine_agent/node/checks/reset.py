@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from engine_agent.node.checks.result import Result
 from engine_agent.protocol.machine_messages import gpu_index
-from engine_agent.protocol.messages import Accelerator
+from engine_agent.protocol.telemetry_messages import Accelerator
 
 CHECK = "reset"
 LIMIT_S = 120.0

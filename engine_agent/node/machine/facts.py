@@ -15,7 +15,7 @@ import psutil
 from engine_agent.node.telemetry.accelerators import AcceleratorMonitor
 from engine_agent.node.telemetry.host import accelerators_here, devices_on_bus, neuron_device_count, nvidia_device_count
 from engine_agent.protocol.machine_messages import Device, MachineFacts
-from engine_agent.protocol.messages import Accelerator
+from engine_agent.protocol.telemetry_messages import Accelerator
 
 GIB = 1024**3
 DISK_LEAST_BYTES = 2 * GIB

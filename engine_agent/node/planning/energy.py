@@ -4,7 +4,7 @@ refused if it exceeds the device's power, goes back or stands still. That time i
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from engine_agent.protocol.messages import EnergyMeter
+from engine_agent.protocol.telemetry_messages import EnergyMeter
 
 TOLERANCE = 1.25
 """Of the maximum power of a device, which it exceeds for moments."""

@@ -12,8 +12,9 @@ from typing import Protocol
 
 from engine_agent.node.devices import own_devices
 from engine_agent.protocol.machine_messages import NodeResources
-from engine_agent.protocol.messages import Accelerator, Fault
+from engine_agent.protocol.messages import Fault
 from engine_agent.protocol.signatures import FaultSignature, is_hard
+from engine_agent.protocol.telemetry_messages import Accelerator
 
 log = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from engine_agent.node.planning.energy import MeterState, Reading, advance
 from engine_agent.node.telemetry.accelerators import AcceleratorMonitor
 from engine_agent.node.telemetry.nvidia import NvidiaReader
 from engine_agent.protocol.machine_messages import NodeResources
-from engine_agent.protocol.messages import EnergyMeter
+from engine_agent.protocol.telemetry_messages import EnergyMeter
 
 log = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ from engine_agent.node.telemetry.accelerators import (
 from engine_agent.node.telemetry.neuron import NeuronReader
 from engine_agent.node.telemetry.nvidia import NvidiaReader
 from engine_agent.protocol.machine_messages import NodeResources
-from engine_agent.protocol.messages import Inventory, NetworkDevice, NodeTelemetry
+from engine_agent.protocol.messages import Inventory
 from engine_agent.protocol.signatures import FaultSignature
+from engine_agent.protocol.telemetry_messages import NetworkDevice, NodeTelemetry
 
 
 def read_inventory(instance_type: str, address: str, port_base: int, owns: NodeResources | None = None) -> Inventory:

@@ -24,8 +24,8 @@ from engine_agent.node.telemetry.neuron_output import (
     parse_neuron_ls,
     with_report,
 )
-from engine_agent.protocol.messages import Accelerator
 from engine_agent.protocol.signatures import FaultSignature
+from engine_agent.protocol.telemetry_messages import Accelerator
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_agent.protocol.messages import Accelerator
+from engine_agent.protocol.telemetry_messages import Accelerator
 
 KIND = "neuron"
 ECC_COUNTERS = (

@@ -17,8 +17,8 @@ from engine_agent.node.planning.energy import Reading
 from engine_agent.node.telemetry.accelerators import OnFault, Restarts, grown, hardware_fault
 from engine_agent.node.telemetry.nvml import GPU_IS_LOST, KIND, RESET_REQUIRED, Nvml, NvmlFailed, Xid, load_library
 from engine_agent.node.telemetry.throttling import ClockMeter
-from engine_agent.protocol.messages import Accelerator
 from engine_agent.protocol.signatures import FaultSignature
+from engine_agent.protocol.telemetry_messages import Accelerator
 
 log = logging.getLogger(__name__)
 

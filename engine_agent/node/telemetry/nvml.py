@@ -11,7 +11,7 @@ from msgspec import structs
 from engine_agent.node.planning.energy import Reading
 from engine_agent.node.telemetry.throttling import active_reasons
 from engine_agent.protocol.machine_messages import instance_index
-from engine_agent.protocol.messages import Accelerator, DeviceClocks
+from engine_agent.protocol.telemetry_messages import Accelerator, DeviceClocks
 
 KIND = "nvidia"
 MODULE = "pynvml"

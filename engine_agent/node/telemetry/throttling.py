@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from engine_agent.protocol.messages import DeviceClocks
 from engine_agent.protocol.signatures import SLOW_CLOCK_REASONS
+from engine_agent.protocol.telemetry_messages import DeviceClocks
 
 NVML_REASONS: tuple[tuple[int, str], ...] = (
     (0x001, "gpu_idle"),

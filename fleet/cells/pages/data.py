@@ -7,7 +7,7 @@ from datetime import datetime
 from django.db.models import Case, Prefetch, Q, QuerySet, When
 
 from engine_agent.protocol.fingerprint import first_mismatch
-from engine_agent.protocol.messages import Load
+from engine_agent.protocol.load_messages import Load
 from engine_agent.protocol.states import MemberRole
 from fleet.cells.models import Cell, CellMember
 from fleet.deployments.models import Deployment

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from django.db.models import Count, QuerySet
 
-from engine_agent.protocol.messages import Load
+from engine_agent.protocol.load_messages import Load
 from fleet.capacity.planning.rates import MachinePrice
 from fleet.capacity.selectors import machine_prices
 from fleet.cells.models import Cell

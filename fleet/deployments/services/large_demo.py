@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from django.db import connection, transaction
 
-from engine_agent.protocol.messages import ClassLoad, Health, Load, UsageRow
+from engine_agent.protocol.load_messages import ClassLoad, Load, UsageRow
+from engine_agent.protocol.messages import Health
 from fleet.cells.models import Cell, CellMember
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.planner import UpdatePolicy, policy_as_json

@@ -111,7 +111,7 @@ def _speculation_sentence(each: Drift) -> str:
 
 
 # Bills are made from the counts of cell proxies; the engines' counters are the only check. Requests in flight are in
-# neither count (`engine_agent.protocol.messages.TokenCheck`).
+# neither count (`engine_agent.protocol.load_messages.TokenCheck`).
 
 TOKENS_DRIFT = "token-drift"
 DRIFT_ALLOWED = 0.001

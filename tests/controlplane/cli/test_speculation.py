@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine_agent.protocol.messages import Load, SpeculationLoad
+from engine_agent.protocol.load_messages import Load, SpeculationLoad
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
 from tests.models_registry.rows import DOCUMENT, STEP_COST, with_heads

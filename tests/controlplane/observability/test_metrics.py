@@ -6,7 +6,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine_agent.protocol.messages import Load, SpeculationLoad
+from engine_agent.protocol.load_messages import Load, SpeculationLoad
 from kernel import clock
 from tests.controlplane.api.client import anonymous, bearer
 from tests.controlplane.dashboard.fleets import one_more_of_everything

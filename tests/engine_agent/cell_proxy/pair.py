@@ -11,7 +11,8 @@ import msgspec
 
 from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind
-from engine_agent.protocol.messages import HandoverLoad, PrefillCell
+from engine_agent.protocol.load_messages import HandoverLoad
+from engine_agent.protocol.messages import PrefillCell
 from engine_agent.protocol.proxy_messages import Pairs
 from tests.engine_agent.authority import FleetOfTests
 from tests.engine_agent.cell_proxy.engine import Engine

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from engine_agent.protocol.messages import UsageRow
+from engine_agent.protocol.load_messages import UsageRow
 from tests.engine_agent.cell_proxy.engine import Engine
 from tests.engine_agent.cell_proxy.http_stream import Message, ask, request
 from tests.ports import free_port

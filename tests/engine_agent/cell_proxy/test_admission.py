@@ -11,7 +11,7 @@ from engine_agent.cell_proxy.admission import (
     refuse,
     refuse_deadline,
 )
-from engine_agent.protocol.messages import OTHER_TENANTS
+from engine_agent.protocol.load_messages import OTHER_TENANTS
 from engine_agent.protocol.states import Phase, ServingClass
 from tests.engine_agent.cell_proxy.engine import Turn, json_answer, running_engine
 from tests.engine_agent.cell_proxy.http_stream import Message, request

@@ -20,7 +20,7 @@ from engine_agent.cell_proxy.engine_counters import (
 from engine_agent.cell_proxy.log import LineLog
 from engine_agent.cell_proxy.refusal import Refusal
 from engine_agent.cell_proxy.settings import ProxySettings
-from engine_agent.protocol.messages import EngineLoad, SpeculationLoad, TokenCheck
+from engine_agent.protocol.load_messages import EngineLoad, SpeculationLoad, TokenCheck
 from engine_agent.protocol.states import ServingClass
 from tests.engine_agent.cell_proxy.engine import Engine, json_answer, running_engine
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from engine_agent.cell_proxy.admission import RequestMetadata
 from engine_agent.cell_proxy.meter import Meter, SlidingHistogram, Usage
 from engine_agent.cell_proxy.usage_rows import FORGET_AFTER_S, UsageCounts, UsageRows
-from engine_agent.protocol.messages import OTHER_TENANTS, Load, UsageRow
+from engine_agent.protocol.load_messages import OTHER_TENANTS, Load, UsageRow
 from engine_agent.protocol.metrics import bucket_of, upper_edge_s
 from engine_agent.protocol.states import ServingClass
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from engine_agent.protocol.messages import UsageRow
+from engine_agent.protocol.load_messages import UsageRow
 from tests.engine_agent.cell_proxy.engine import DONE, EVENTS, STREAM_HEAD, Turn, chunk, json_answer, running_engine
 from tests.engine_agent.cell_proxy.http_stream import read_chunk, read_head, request
 from tests.engine_agent.cell_proxy.proxy_process import ProxyProcess, running_proxy, until

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine_agent.protocol.load_messages import CacheLoad
 from engine_agent.protocol.local_servers import long_poll_query
-from engine_agent.protocol.messages import CacheLoad
 from engine_agent.protocol.proxy_messages import decode_prefixes, digits_of
 from tests.engine_agent.cell_proxy.engine import Engine
 from tests.engine_agent.cell_proxy.http_stream import Message, read_chunk, read_head, request

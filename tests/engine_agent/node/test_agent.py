@@ -20,19 +20,11 @@ from engine_agent.node.launch import NodePlace
 from engine_agent.node.record import JOURNAL_FILE, NodeRecord, ProcessRecord
 from engine_agent.node.telemetry.accelerators import AcceleratorMonitor, OnFault, hardware_fault
 from engine_agent.node.telemetry.host import read_inventory
-from engine_agent.protocol.messages import (
-    PROTOCOL_VERSION,
-    Accelerator,
-    Cause,
-    Desired,
-    EnginePlan,
-    Fault,
-    Hello,
-    Report,
-)
+from engine_agent.protocol.messages import PROTOCOL_VERSION, Cause, Desired, EnginePlan, Fault, Hello, Report
 from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY
 from engine_agent.protocol.signatures import FaultSignature
 from engine_agent.protocol.states import AgentKind
+from engine_agent.protocol.telemetry_messages import Accelerator
 from engine_agent.protocol.tracing import TraceSettings
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
 from tests.engine_agent.node.agents import Node

@@ -25,8 +25,9 @@ from engine_agent.node.devices import (
 )
 from engine_agent.node.machine.facts import cpus_by_numa
 from engine_agent.protocol.machine_messages import NodeResources
-from engine_agent.protocol.messages import Accelerator, Fault
+from engine_agent.protocol.messages import Fault
 from engine_agent.protocol.signatures import FaultSignature
+from engine_agent.protocol.telemetry_messages import Accelerator
 
 GPUS = tuple(Accelerator(index, "nvidia", "H100", uuid=f"GPU-{index}") for index in range(4))
 PAIR = NodeResources("nvidia", (2, 3), ("GPU-2", "GPU-3"))

@@ -19,8 +19,9 @@ from engine_agent.node.node import LocalNode
 from engine_agent.node.planning.node import MarkFailed, Membership, StartEngine, StopEngine
 from engine_agent.node.record import JOURNAL_FILE, NodeRecord, ProcessRecord
 from engine_agent.protocol.machine_messages import NodeResources
-from engine_agent.protocol.messages import Accelerator, EnginePlan, Fault
+from engine_agent.protocol.messages import EnginePlan, Fault
 from engine_agent.protocol.states import AgentKind, Phase
+from engine_agent.protocol.telemetry_messages import Accelerator
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.orders import assignment, order
 

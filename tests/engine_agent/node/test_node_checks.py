@@ -10,8 +10,9 @@ import pytest
 from engine_agent.node import node_checks
 from engine_agent.node.checks.result import Result
 from engine_agent.node.node_checks import LINK_PORT, NodeChecks
-from engine_agent.protocol.messages import CheckReport, CheckRequest, Fault, Peer
+from engine_agent.protocol.messages import CheckRequest, Fault, Peer
 from engine_agent.protocol.signatures import is_hard
+from engine_agent.protocol.telemetry_messages import CheckReport
 
 pytestmark = pytest.mark.processes
 

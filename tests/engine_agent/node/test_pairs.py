@@ -12,7 +12,8 @@ import pytest
 import pytest_asyncio
 
 from engine_agent.cell_proxy.health import ProxyStatus
-from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, HandoverLoad, Peer, PrefillCell
+from engine_agent.protocol.load_messages import HandoverLoad
+from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Peer, PrefillCell
 from engine_agent.protocol.ports import KV_TRANSFER, PORTS_PER_NODE, PROXY, PROXY_ADMIN
 from engine_agent.protocol.states import CellRole, MemberRole, Phase
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually

@@ -16,7 +16,8 @@ from engine_agent.node.watch import (
     without_engine,
     without_proxy,
 )
-from engine_agent.protocol.messages import Health, Load
+from engine_agent.protocol.load_messages import Load
+from engine_agent.protocol.messages import Health
 from engine_agent.protocol.states import Phase
 from tests.engine_agent.node.answering import answering
 

@@ -23,8 +23,9 @@ from engine_agent.node.page_cache import PageCache, resident_bytes
 from engine_agent.node.prefetching import RETRY_S, Prefetching
 from engine_agent.node.weights import NodeWeights, local_plan
 from engine_agent.protocol.manifest import Manifest, manifest_text
-from engine_agent.protocol.messages import Artifact, EnginePlan, NodeArtifact, PlanAdapter, Prefetch
+from engine_agent.protocol.messages import Artifact, EnginePlan, PlanAdapter, Prefetch
 from engine_agent.protocol.states import AgentKind
+from engine_agent.protocol.telemetry_messages import NodeArtifact
 from tests.engine_agent.engines.builds.packed import ordered, small_build
 from tests.engine_agent.engines.s3_server import empty_bucket, s3_server, upload
 from tests.engine_agent.fake_control_plane import FakeControlPlane

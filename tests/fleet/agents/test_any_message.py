@@ -25,23 +25,10 @@ from engine_agent.protocol.ingress_messages import (
     KeyCounts,
     PoolTraffic,
 )
-from engine_agent.protocol.messages import (
-    Accelerator,
-    ClassLoad,
-    Fault,
-    Health,
-    Hello,
-    Inventory,
-    Load,
-    LogTail,
-    NodeTelemetry,
-    Observed,
-    Report,
-    StepTimes,
-    TokenCheck,
-    UsageRow,
-)
+from engine_agent.protocol.load_messages import ClassLoad, Load, TokenCheck, UsageRow
+from engine_agent.protocol.messages import Fault, Health, Hello, Inventory, LogTail, Observed, Report, StepTimes
 from engine_agent.protocol.states import AgentKind, EngineState
+from engine_agent.protocol.telemetry_messages import Accelerator, NodeTelemetry
 from fleet.agents.consumers.handlers import NodeHandler
 from fleet.agents.consumers.hub import AgentHandler, AgentSession
 from fleet.agents.services.enrolment import AgentIdentity

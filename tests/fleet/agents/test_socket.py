@@ -12,17 +12,8 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections
 
 from engine_agent.protocol.codec import encode
-from engine_agent.protocol.messages import (
-    PROTOCOL_VERSION,
-    Desired,
-    Fault,
-    Health,
-    Load,
-    LogTail,
-    Observed,
-    Refused,
-    Report,
-)
+from engine_agent.protocol.load_messages import Load
+from engine_agent.protocol.messages import PROTOCOL_VERSION, Desired, Fault, Health, LogTail, Observed, Refused, Report
 from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.agents.consumers import hub
 from fleet.agents.consumers.handlers import NodeHandler

@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_agent.protocol.messages import CacheLoad
+from engine_agent.protocol.load_messages import CacheLoad
 from fleet.cells.models import Cell
 from kernel.models import Event
 from tests.controlplane.api.client import bearer, rules

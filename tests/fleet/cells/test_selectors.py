@@ -3,7 +3,8 @@
 import msgspec
 import pytest
 
-from engine_agent.protocol.messages import Load, Observed, Report
+from engine_agent.protocol.load_messages import Load
+from engine_agent.protocol.messages import Observed, Report
 from engine_agent.protocol.states import EngineState
 from fleet.cells.models import Cell
 from fleet.cells.planner import plan_health

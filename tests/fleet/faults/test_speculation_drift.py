@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_agent.protocol.messages import Load, SpeculationLoad
+from engine_agent.protocol.load_messages import Load, SpeculationLoad
 from fleet.cells.models import Cell
 from fleet.faults.models import Incident
 from fleet.faults.planning.drift import SPECULATION_DRIFT

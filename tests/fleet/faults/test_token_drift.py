@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_agent.protocol.messages import Load, TokenCheck
+from engine_agent.protocol.load_messages import Load, TokenCheck
 from fleet.faults.models import Incident
 from fleet.faults.planning.drift import TOKENS_DRIFT
 from fleet.faults.selectors.faults import FRESH_FOR

@@ -5,7 +5,8 @@ from datetime import timedelta
 import msgspec
 import pytest
 
-from engine_agent.protocol.messages import CacheLoad, Load, Observed, Report
+from engine_agent.protocol.load_messages import CacheLoad, Load
+from engine_agent.protocol.messages import Observed, Report
 from engine_agent.protocol.states import EngineState
 from fleet.load.selectors import cache_totals
 from fleet.nodes.services.reports import ReceivedReport, reports_store

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.protocol.messages import CacheLoad, CellWork, EngineLoad, Load
+from engine_agent.protocol.load_messages import CacheLoad, CellWork, EngineLoad, Load
 from engine_agent.protocol.metrics import bucket_of, midpoint_s
 from fleet.load.planner import (
     FINE_S,

@@ -10,7 +10,8 @@ from asgiref.sync import async_to_sync
 from django.test import Client
 
 from controlplane.dashboard.templatetags.switchyard import gib
-from engine_agent.protocol.messages import Artifact, NodeArtifact, NodeBuild, NodeTelemetry, Prefetched
+from engine_agent.protocol.messages import Artifact
+from engine_agent.protocol.telemetry_messages import NodeArtifact, NodeBuild, NodeTelemetry, Prefetched
 from fleet.agents.services.enrolment import credential_issue
 from fleet.nodes.models import Node, NodeReport
 from fleet.nodes.selectors import desired_for

@@ -10,18 +10,10 @@ from msgspec import convert
 from msgspec.json import encode
 from msgspec.structs import fields, replace
 
-from engine_agent.protocol.messages import (
-    Accelerator,
-    Health,
-    Hello,
-    Inventory,
-    Load,
-    NodeTelemetry,
-    Observed,
-    Report,
-    StepTimes,
-)
+from engine_agent.protocol.load_messages import Load
+from engine_agent.protocol.messages import Health, Hello, Inventory, Observed, Report, StepTimes
 from engine_agent.protocol.states import AgentKind, EngineState
+from engine_agent.protocol.telemetry_messages import Accelerator, NodeTelemetry
 from fleet.nodes.models import Node, NodeReport
 from fleet.nodes.services import reports
 from fleet.nodes.services.reports import ReceivedReport, fault_record, hellos_store, reports_store

@@ -15,7 +15,8 @@ import pytest
 from django.db import IntegrityError, connections
 from django.db.models import Count
 
-from engine_agent.protocol.messages import Health, Load, Observed, Report
+from engine_agent.protocol.load_messages import Load
+from engine_agent.protocol.messages import Health, Observed, Report
 from fleet.cells.models import CellMember, Disruption
 from fleet.cells.services import cell_mark_unrouted
 from fleet.clouds.base import LaunchSpec, Machine

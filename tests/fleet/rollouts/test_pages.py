@@ -7,7 +7,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from engine_agent.protocol.messages import Load
+from engine_agent.protocol.load_messages import Load
 from fleet.cells.models import Cell, CellMember
 from fleet.deployments.planner import GatePolicy
 from fleet.load.planner import CellCounters

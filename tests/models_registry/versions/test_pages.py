@@ -7,7 +7,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from engine_agent.protocol.messages import Load, SpeculationLoad
+from engine_agent.protocol.load_messages import Load, SpeculationLoad
 from fleet.deployments.models import Deployment
 from fleet.nodes.models import NodeReport
 from models_registry.artifacts.planner import ArtifactLimits

@@ -9,7 +9,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone
 
-from engine_agent.protocol.messages import BatchLoad
+from engine_agent.protocol.load_messages import BatchLoad
 from fleet.nodes.models import NodeReport
 from tests.fleet.rows import NOW
 from tests.traffic.rows import MODEL, begun, jsonl, line, serving_fleet, stored

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine_agent.protocol.messages import Load, UsageRow
+from engine_agent.protocol.load_messages import Load, UsageRow
 from fleet.nodes.models import NodeReport
 from fleet.regions.models import Rate
 from tests.fleet import rows

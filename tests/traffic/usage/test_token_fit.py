@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import asdict
 
 from engine_agent.engines.sim.batching import ModelParameters
-from engine_agent.protocol.messages import CellWork
+from engine_agent.protocol.load_messages import CellWork
 from fleet.capacity.planning.rates import Source
 from fleet.nodes.models import NodeReport
 from fleet.regions.models import Rate

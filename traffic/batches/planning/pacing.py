@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from engine_agent.protocol.messages import BatchLoad
+from engine_agent.protocol.load_messages import BatchLoad
 from traffic.async_requests.planner import MOVED, AttemptResponse
 
 RESERVE = 0.1

@@ -21,7 +21,8 @@ from enum import StrEnum
 from typing import Any, NamedTuple
 
 from engine_agent.protocol.ingress_messages import ADAPTER_NAME
-from engine_agent.protocol.messages import OTHER_TENANTS, JsonObject
+from engine_agent.protocol.load_messages import OTHER_TENANTS
+from engine_agent.protocol.messages import JsonObject
 from engine_agent.protocol.states import ServingClass
 
 Totals = Mapping[str, int]

@@ -21,7 +21,7 @@ from itertools import combinations
 from statistics import median
 from typing import Generic, NamedTuple, TypeVar
 
-from engine_agent.protocol.messages import CellWork
+from engine_agent.protocol.load_messages import CellWork
 from fleet.capacity.planning.rates import RateKind, Rates
 
 MILLION = Decimal(1_000_000)

@@ -10,7 +10,7 @@ from django.db import transaction
 from msgspec import ValidationError, convert
 from msgspec.structs import asdict, astuple
 
-from engine_agent.protocol.messages import CellWork
+from engine_agent.protocol.load_messages import CellWork
 from fleet.cells.models import CellMember
 from fleet.reconcile.planning.states import CellState
 from traffic.usage.models import TokenFit, TokenWork, UsageMark

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from engine_agent.protocol.messages import TokenCheck, UsageRow
+from engine_agent.protocol.load_messages import TokenCheck, UsageRow
 from tests.asking import CLIENT
 from tests.engine_agent.cell_proxy.engine import Engine
 from tests.engine_agent.cell_proxy.http_stream import Message, read_body, read_chunk, read_head, request

@@ -8,7 +8,7 @@ import pytest
 
 from engine_agent.node.checks.reset import reset_devices
 from engine_agent.protocol.machine_messages import instance_index
-from engine_agent.protocol.messages import Accelerator
+from engine_agent.protocol.telemetry_messages import Accelerator
 
 GPUS = tuple(Accelerator(index, "nvidia", "H100", uuid=f"GPU-{index}") for index in range(4))
 CHIPS = tuple(Accelerator(index, "neuron", "trainium") for index in range(2))

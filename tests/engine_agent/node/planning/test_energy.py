@@ -14,7 +14,7 @@ from engine_agent.node.planning.energy import (
     advance,
     step,
 )
-from engine_agent.protocol.messages import EnergyMeter
+from engine_agent.protocol.telemetry_messages import EnergyMeter
 
 WATTS = 700.0
 SECOND = 1000

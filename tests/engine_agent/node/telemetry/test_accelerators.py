@@ -9,7 +9,8 @@ from engine_agent.node.telemetry.accelerators import (
     Restarts,
     grown,
 )
-from engine_agent.protocol.messages import Accelerator, Fault
+from engine_agent.protocol.messages import Fault
+from engine_agent.protocol.telemetry_messages import Accelerator
 
 
 class Reader:

@@ -17,7 +17,7 @@ from engine_agent.node.telemetry.energy import (
     parse_power_share,
 )
 from engine_agent.node.telemetry.nvml import Nvml
-from engine_agent.protocol.messages import EnergyMeter
+from engine_agent.protocol.telemetry_messages import EnergyMeter
 from tests.engine_agent.node.telemetry.nvml_library import Library
 
 

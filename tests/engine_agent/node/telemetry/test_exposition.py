@@ -14,8 +14,9 @@ from engine_agent.protocol.ingress_messages import (
     PoolTraffic,
     Refusals,
 )
-from engine_agent.protocol.messages import Health, NodeTelemetry, Observed, Report
+from engine_agent.protocol.messages import Health, Observed, Report
 from engine_agent.protocol.states import EngineState
+from engine_agent.protocol.telemetry_messages import NodeTelemetry
 from tests.ports import free_port
 
 REPORT = Report(

@@ -16,7 +16,7 @@ from engine_agent.node.telemetry.neuron_output import (
     parse_neuron_ls,
     with_report,
 )
-from engine_agent.protocol.messages import Accelerator
+from engine_agent.protocol.telemetry_messages import Accelerator
 
 RECORDED = Path(__file__).parent / "recorded"
 GIB = 2**30

@@ -15,8 +15,9 @@ from engine_agent.node.telemetry.energy import energy_here
 from engine_agent.node.telemetry.nvidia import NvidiaReader, NvidiaTimes
 from engine_agent.node.telemetry.nvml import NvmlFailed, numa_node
 from engine_agent.protocol.machine_messages import NodeResources
-from engine_agent.protocol.messages import DeviceClocks, Fault
+from engine_agent.protocol.messages import Fault
 from engine_agent.protocol.signatures import FaultSignature, fault_scope, is_hard
+from engine_agent.protocol.telemetry_messages import DeviceClocks
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.node.telemetry.nvml_library import NOT_SUPPORTED, UNKNOWN, Library
 

@@ -3,8 +3,8 @@
 import pytest
 
 from engine_agent.node.telemetry.throttling import NVML_REASONS, ClockMeter, active_reasons
-from engine_agent.protocol.messages import DeviceClocks
 from engine_agent.protocol.signatures import SLOW_CLOCK_REASONS
+from engine_agent.protocol.telemetry_messages import DeviceClocks
 
 
 @pytest.mark.parametrize(

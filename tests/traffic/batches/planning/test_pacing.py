@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_agent.cell_proxy.batch_window import WAITING
-from engine_agent.protocol.messages import BatchLoad
+from engine_agent.protocol.load_messages import BatchLoad
 from tests.fleet.rows import NOW
 from traffic.async_requests.planner import AttemptResponse
 from traffic.batches.planning.pacing import (

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 
 from engine_agent.engines.sim.batching import BatchingModel, ModelParameters, Sequence
-from engine_agent.protocol.messages import CellWork
+from engine_agent.protocol.load_messages import CellWork
 from fleet.capacity.planning.rates import Rate, RateKind, Rates
 from tests.fleet.rows import NOW
 from traffic.usage.planning.prices import (
