@@ -66,13 +66,15 @@ class RegionList:
 
 @dataclass(frozen=True, slots=True)
 class RegionHead:
-    """A region and its counts: state -> number. `cloud` None: not in a cloud."""
+    """A region and its counts: state -> number. `cloud` None: not in a cloud; `loss`: what its loss would break, or
+    None without recent forecasts."""
 
     region: Region
     cloud: CloudRegion | None
     cloud_tone: Tone
     nodes: tuple[tuple[str, int], ...]
     cells: tuple[tuple[str, int], ...]
+    loss: RegionLoss | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +150,7 @@ def _region_row(region: Region, nodes: StateCounts, cells: StateCounts, loads: M
 
 
 def region_find(name: str) -> Region | None:
-    return Region.objects.select_related("cloud").filter(pk=name).first()
+    return Region.objects.select_related("cloud", "loss").filter(pk=name).first()
 
 
 def region_head(region: Region) -> RegionHead:
@@ -160,6 +162,7 @@ def region_head(region: Region) -> RegionHead:
         cloud_tone=CLOUD_TONE[CloudRegionState(cloud.state)] if cloud else Tone.IDLE,
         nodes=tuple((state.value, nodes[state]) for state in NodeState if nodes.get(state)),
         cells=tuple((state.value, cells[state]) for state in CellState if cells.get(state)),
+        loss=getattr(region, "loss", None),
     )
 
 

@@ -40,6 +40,9 @@ def test_a_loss_is_stored_shown_and_served() -> None:
         text = fragment(signed_in(), url, name)
         assert said in text
         assert "holds" in text
+    details = " ".join(fragment(signed_in(), f"/regions/{EAST}/", "region").split())
+    assert '<td class="number">90</td> <td class="number">39</td>' in details
+    assert "The other regions have room." in fragment(signed_in(), f"/regions/{WEST}/", "region")
     found = bearer().get(f"/api/v1/traffic/losses/{EAST}").json()
     assert (found["deployments"], found["shortages"][0]["deployment"]) == (1, "sim-70b")
 
