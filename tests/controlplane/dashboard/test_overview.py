@@ -192,6 +192,7 @@ def test_a_paused_rollout_waits_for_a_person_and_a_running_one_moves() -> None:
     assert "0 of 1 cells" in part("moving")
 
 
+@pytest.mark.slow
 def test_every_kind_of_operation_is_a_row() -> None:
     one_more_of_everything(1)
     ProviderCall.objects.create(

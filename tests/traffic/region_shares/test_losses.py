@@ -31,6 +31,7 @@ def _two_regions() -> None:
 def test_a_loss_is_stored_shown_and_served() -> None:
     forecast_row(75)
     assert region_losses_store(now=NOW) == 1
+    assert region_losses_store(now=NOW) == 1, "a second controller replaces the same rows"
     east, west = RegionLoss.objects.all()
     assert (east.region_id, west.shortages) == (EAST, [])
     assert east.shortages[0]["load"] == 90.0

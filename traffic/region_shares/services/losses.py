@@ -39,17 +39,23 @@ def region_losses_store(*, now: datetime) -> int:
         expected, latencies_ms(Region.objects.values_list("name", flat=True), settings.REGION_LATENCY_MS)
     )
     is_judged = bool(forecasts) and all(row.is_judged for row in forecasts)
+    losses = [
+        RegionLoss(
+            region_id=region,
+            made_at=now,
+            deployments=len(expected),
+            is_judged=is_judged,
+            shortages=[asdict(row) | {"at": row.at.isoformat()} for row in rows],
+        )
+        for region, rows in sorted(found.items())
+    ]
     with transaction.atomic():
-        RegionLoss.objects.all().delete()
+        RegionLoss.objects.exclude(region__in=found).delete()
         RegionLoss.objects.bulk_create(
-            RegionLoss(
-                region_id=region,
-                made_at=now,
-                deployments=len(expected),
-                is_judged=is_judged,
-                shortages=[asdict(row) | {"at": row.at.isoformat()} for row in rows],
-            )
-            for region, rows in found.items()
+            losses,
+            update_conflicts=True,  # two controllers may finish a round at the same time
+            unique_fields=["region"],
+            update_fields=["made_at", "deployments", "is_judged", "shortages"],
         )
     live.push("regions")
     return sum(bool(rows) for rows in found.values())
