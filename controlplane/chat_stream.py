@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 MAX_LINE_BYTES = 1024 * 1024
+KEY_VARIABLE = "SWITCHYARD_KEY"
+"""The environment variable with an application's key."""
 
 
 class ChatStreamParser:
@@ -71,8 +73,21 @@ class ChatStreamParser:
             return ""
         self.finish = str(choice.get("finish_reason") or self.finish)
         delta = choice.get("delta")
-        text = delta.get("content") if isinstance(delta, dict) else None
-        return text if isinstance(text, str) else ""
+        if not isinstance(delta, dict):
+            return ""
+        text = delta.get("content")
+        calls = delta.get("tool_calls")
+        return (text if isinstance(text, str) else "") + "".join(
+            map(_call_text, calls if isinstance(calls, list) else ())
+        )
+
+
+def _call_text(call: Any) -> str:
+    """A piece of a tool call: the function's name in its first piece, then its arguments as they are generated."""
+    function = call.get("function") if isinstance(call, dict) else None
+    pieces = (function.get("name"), function.get("arguments")) if isinstance(function, dict) else ()
+    name, arguments = (piece if isinstance(piece, str) else "" for piece in pieces or ("", ""))
+    return f"\n{name} {arguments}" if name else arguments
 
 
 def error_message(payload: Any) -> str:

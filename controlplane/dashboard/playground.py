@@ -1,8 +1,10 @@
-"""The playground: a chat with any deployment through its ingress, as applications do. Validates the browser's request,
-sends it to the ingress in OpenAI's form and streams the answer. When the browser disconnects, the connection to the
-ingress is closed, which stops generation. It never stores or logs a chat."""
+"""The playground: a chat with one deployment, or with two at the same time, through the ingress as applications do.
+Validates the browser's request, sends it to the ingress in OpenAI's form and streams the answer, or returns code that
+sends the same request. When the browser disconnects, the connection to the ingress is closed, which stops generation.
+It never stores or logs a chat."""
 
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -20,8 +22,10 @@ from django.views.decorators.http import require_POST
 from audit.middleware import audit_exempt
 from controlplane.chat_stream import ChatStreamParser, error_message
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest
+from controlplane.dashboard.snippets import LANGUAGES, snippets
 from fleet.deployments.models import Deployment
 from fleet.reconcile.planning.states import CellState
+from fleet.regions.models import Region
 from kernel.access import Role, access_of
 from kernel.decoding import decode_json
 from kernel.refusals import InvalidInput
@@ -37,31 +41,39 @@ MAX_TEXT = 65_536
 MAX_TOKENS = 4096
 ROLES = ("system", "user", "assistant")
 MAX_NAME = 200
+MAX_PARAMETERS = 32_768
+OWN_PARAMETERS = ("model", "messages", "max_tokens", "temperature", "stream", "stream_options")
+"""Set by the form's other fields."""
+_TIMING = re.compile(r"(\w+);dur=([\d.]+)")
 
 
 @dataclass(frozen=True, slots=True)
 class ChatRequest:
-    """`region`: where the request enters. `key` "": the internal key, if keys are required."""
+    """`region`: where the request enters. `parameters`: further members of the request, such as `top_p` or `tools`.
+    `key` "": the internal key, if keys are required."""
 
     deployment: str
     region: str
     messages: tuple[Mapping[str, str], ...]
     max_tokens: int
     temperature: float
+    parameters: Mapping[str, Any]
     key: str
 
-    def body(self) -> bytes:
+    def request(self) -> dict[str, Any]:
         """The request to the ingress, in OpenAI's form."""
-        return json.dumps(
-            {
-                "model": self.deployment,
-                "messages": self.messages,
-                "max_tokens": self.max_tokens,
-                "temperature": self.temperature,
-                "stream": True,
-                "stream_options": {"include_usage": True},
-            }
-        ).encode()
+        return {
+            "model": self.deployment,
+            "messages": list(self.messages),
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            **self.parameters,
+            "stream": True,
+        }
+
+    def body(self) -> bytes:
+        """The request with a count of its tokens at the end of the answer."""
+        return json.dumps(self.request() | {"stream_options": {"include_usage": True}}).encode()
 
 
 def parse_chat_request(body: bytes) -> ChatRequest:
@@ -81,6 +93,7 @@ def parse_chat_request(body: bytes) -> ChatRequest:
         messages=_messages(payload.get("messages")),
         max_tokens=int(_number(payload, "max_tokens", 256, 1, MAX_TOKENS)),
         temperature=_number(payload, "temperature", 0.7, 0, 2),
+        parameters=_parameters(payload.get("parameters", "")),
         key=_key(payload.get("key", "")),
     )
 
@@ -96,6 +109,23 @@ def _messages(values: Any) -> tuple[Mapping[str, str], ...]:
     if messages[-1]["role"] != "user":
         raise _invalid("messages", "the last message must be the user's")
     return tuple(messages)
+
+
+def _parameters(text: Any) -> dict[str, Any]:
+    """Further members of the request, typed as a JSON object; "" for none."""
+    if not isinstance(text, str) or len(text) > MAX_PARAMETERS:
+        raise _invalid("parameters", f"the parameters must be text of at most {MAX_PARAMETERS} characters")
+    if not text.strip():
+        return {}
+    try:
+        parameters = decode_json(text)
+    except ValueError as error:
+        raise _invalid("parameters", f"the parameters must be JSON: {error}") from None
+    if not isinstance(parameters, dict):
+        raise _invalid("parameters", 'the parameters must be a JSON object, such as {"top_p": 0.9}')
+    if own := sorted(set(parameters) & set(OWN_PARAMETERS)):
+        raise _invalid("parameters", f"{', '.join(own)}: use the form's own fields instead")
+    return parameters
 
 
 def _text_field(payload: Mapping[str, Any], name: str, longest: int) -> str:
@@ -181,10 +211,14 @@ async def _events(parts: AsyncIterator[ResponseHead | bytes], parser: ChatStream
 
 
 def _served_by(head: ResponseHead) -> dict[str, str]:
-    return {
-        name: head.headers.get(f"x-switchyard-{name}", "")
-        for name in ("cell", "region", "deployment")
-    }  # fmt: skip
+    served = {name: head.headers.get(f"x-switchyard-{name}", "") for name in ("cell", "region", "deployment")}
+    return served | {"request_id": head.headers.get("x-request-id", ""), **_timing(head)}
+
+
+def _timing(head: ResponseHead) -> dict[str, str]:
+    """The cell's share of the time to the first token: `queue_ms` and `engine_ms`, if it states them."""
+    stated = _TIMING.findall(head.headers.get("server-timing", "")[:MAX_NAME])
+    return {f"{name}_ms": ms for name, ms in stated if name in {"queue", "engine"}}
 
 
 def _error_in(body: bytes) -> str:
@@ -206,12 +240,15 @@ class DeploymentOption:
 
 @dataclass(frozen=True, slots=True)
 class Playground:
-    """`chosen`: the deployment that the page's URL names, else the first with a ready cell."""
+    """`chosen`: the deployment that the page's URL names, else the first with a ready cell; `compared`: the second one
+    that the URL names, or ""."""
 
     deployments: tuple[DeploymentOption, ...]
     regions: tuple[str, ...]
     keys_required: bool
     chosen: str
+    compared: str
+    languages: tuple[str, ...] = LANGUAGES
 
 
 def _playground(request: PageRequest) -> Playground:
@@ -224,6 +261,7 @@ def _playground(request: PageRequest) -> Playground:
         regions=tuple(sorted(ingress_addresses_by_region())),
         keys_required=key_ring_version().required,
         chosen=request.text("deployment") or first,
+        compared=request.text("compared"),
     )
 
 
@@ -255,6 +293,24 @@ async def playground_chat(request: HttpRequest) -> HttpResponseBase:
     events = stream_chat(user.get_username(), ingress, chat.body(), headers)
     # Reverse proxies must not buffer the stream.
     return StreamingHttpResponse(events, content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
+
+
+@never_cache
+@require_POST
+@audit_exempt("code that sends a request changes nothing in the fleet")
+def playground_code(request: HttpRequest) -> HttpResponseBase:
+    """The chat of the form as code, by language. The code never contains the key."""
+    if not request.user.is_authenticated:
+        return _error(401, "your session has ended; log in again")
+    try:
+        chat = parse_chat_request(request.body)
+        region = Region.objects.filter(name=chat.region).first()
+        if region is None or not region.ingress_url:
+            raise _invalid("region", f"region {chat.region!r} has no ingress")
+    except InvalidInput as invalid:
+        return _error(400, str(invalid))
+    has_key = bool(chat.key) or key_ring_version().required
+    return JsonResponse(snippets(region.ingress_url.rstrip("/"), chat.request(), has_key=has_key))
 
 
 def _may_chat(request: HttpRequest, deployment: str) -> bool:

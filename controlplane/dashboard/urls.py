@@ -8,7 +8,7 @@ from accounts.views import Login, login_second, oidc_back, oidc_begin
 from controlplane.dashboard.events import AUDIT, EVENTS
 from controlplane.dashboard.fragments import Page, View, page_view
 from controlplane.dashboard.overview import OVERVIEW
-from controlplane.dashboard.playground import PLAYGROUND, playground_chat
+from controlplane.dashboard.playground import PLAYGROUND, playground_chat, playground_code
 from controlplane.dashboard.settings import second_factor
 from controlplane.dashboard.settings import views as settings
 from controlplane.dashboard.shell import SEARCH, SHELL
@@ -122,6 +122,7 @@ urlpatterns = [
     path("traffic/overrides/<int:override_id>/end/", override_end_action, name="override-end"),
     path("playground/", _view(PLAYGROUND), name="playground"),
     path("playground/say/", playground_chat, name="playground-say"),
+    path("playground/code/", playground_code, name="playground-code"),
     path("plan/", _view(DAY_PLAN), name="day-plan"),
     path("batches/", _view(BATCHES), name="batches-page"),
     path("batches/<str:key>/", _view(BATCH), name="batch-page"),

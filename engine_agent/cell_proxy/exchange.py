@@ -226,6 +226,7 @@ class Exchange:
 
     def _send_on(self, connection: EngineConnection) -> None:
         self._connection = connection
+        self._record.sent_at = monotonic()
         self._head.exchange = self._cell.next_exchange()
         self._cell.cache.begin(self._head.exchange, self._record.metadata.prefixes)
         connection.receiver = self
@@ -343,7 +344,7 @@ class Exchange:
         if self._handover is not None:
             self._handover.answered()
         self._upload.forget()
-        own = [*self._own_headers(), *self._record.token_headers()]
+        own = [*self._own_headers(), *self._record.token_headers(), self._record.timing_header(self._last_byte_at)]
         if response.status == 503:
             own.append(RETRY_HEADER)
         self._keep_alive = self._client.may_keep_alive()

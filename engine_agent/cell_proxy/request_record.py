@@ -61,7 +61,8 @@ class RequestRecord:
         self._response: ResponseHead | None = None
         self._ttft_s: float | None = None
         self._last_token_at = 0.0
-        self.began_at = monotonic()
+        self.began_at = self.sent_at = monotonic()
+        """When the request arrived, and when it was sent to the engine."""
         self._began_ns = 0
         self._span: SpanContext | None = None
 
@@ -113,6 +114,12 @@ class RequestRecord:
             ]
         prompt = self._prompt_from_head()
         return [] if prompt is None else [(PROMPT_TOKENS_HEADER, b"%d" % prompt)]
+
+    def timing_header(self, first_byte_at: float) -> tuple[bytes, bytes]:
+        """Milliseconds in the proxy until the engine got the request, and from there until the first byte of its
+        answer (https://www.w3.org/TR/server-timing/)."""
+        queued_ms, engine_ms = 1e3 * (self.sent_at - self.began_at), 1e3 * (first_byte_at - self.sent_at)
+        return b"server-timing", b"queue;dur=%.1f, engine;dur=%.1f" % (queued_ms, engine_ms)
 
     def complete(self, response: ResponseHead) -> None:
         now = monotonic()

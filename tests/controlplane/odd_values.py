@@ -141,7 +141,7 @@ def is_in_dialect(answer: Any, path: str) -> bool:
         return kind == "application/json" and is_openai_error(answer.json())
     if path.startswith("/agents/"):
         return kind == "application/json"
-    return kind == ("application/json" if path.startswith("/playground/say/") else "text/html")
+    return kind == ("application/json" if path.startswith(("/playground/say/", "/playground/code/")) else "text/html")
 
 
 def is_openai_error(shown: Any) -> bool:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from controlplane.chat_stream import ChatStreamParser, error_message
+from controlplane.chat_stream import KEY_VARIABLE, ChatStreamParser, error_message
 from controlplane.cli.completion import names_of
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
@@ -15,7 +15,6 @@ from controlplane.cli.session import Session, path_of, session_of
 app = typer.Typer()
 
 CELL, REGION = "X-Switchyard-Cell", "X-Switchyard-Region"
-KEY_VARIABLE = "SWITCHYARD_KEY"
 
 
 @app.command()

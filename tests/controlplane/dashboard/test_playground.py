@@ -10,6 +10,8 @@ from django.test import Client
 
 from controlplane.dashboard import playground as stream
 from controlplane.dashboard.playground import _ingress, parse_chat_request
+from controlplane.dashboard.snippets import LANGUAGES
+from fleet.regions.models import Region
 from tests.controlplane.dashboard.clients import signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
 from traffic.keys.models import KeyPolicy
@@ -51,6 +53,26 @@ def test_an_impossible_request_is_refused_with_a_reason(other: dict[str, Any], w
     response = post(signed_in(), **other)
     assert response.status_code == 400
     assert word in response.json()["message"]
+
+
+def test_the_chat_is_offered_as_code_without_its_key() -> None:
+    one_more_of_everything(0)
+    Region.objects.update(ingress_url="http://10.0.0.1:8080/")
+    sent = json.dumps({**BODY, "key": "sw_a_secret", "parameters": '{"top_k": 3}'})
+    response = signed_in().post("/playground/code/", data=sent, content_type="application/json")
+    assert response.status_code == 200
+    code = response.json()
+    assert list(code) == list(LANGUAGES)
+    assert "http://10.0.0.1:8080/v1" in code["Python"]
+    assert "secret" not in response.text
+    assert "$SWITCHYARD_KEY" in code["curl"]
+
+
+def test_only_signed_in_users_get_code_and_a_mistake_is_named() -> None:
+    one_more_of_everything(0)
+    assert Client().post("/playground/code/", data="{}", content_type="application/json").status_code == 401
+    refused = signed_in().post("/playground/code/", data="{}", content_type="application/json")
+    assert (refused.status_code, "deployment" in refused.json()["message"]) == (400, True)
 
 
 def test_a_user_has_few_chats_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.dashboard.playground import MAX_BODY_BYTES, MAX_MESSAGES, parse_chat_request
+from controlplane.dashboard.playground import MAX_BODY_BYTES, MAX_MESSAGES, MAX_PARAMETERS, parse_chat_request
 from kernel.refusals import InvalidInput
 
 BODY = {"deployment": "sim-70b", "region": "us-east-1", "messages": [{"role": "user", "content": "hi"}]}
@@ -21,6 +21,12 @@ def test_a_chat_request_becomes_a_streaming_request_for_the_deployment() -> None
     assert sent["messages"] == [{"role": "user", "content": "hi"}]
     assert sent["stream"]
     assert sent["stream_options"] == {"include_usage": True}
+
+
+def test_parameters_are_members_of_the_request() -> None:
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    sent = json.loads(parse_chat_request(body(parameters=json.dumps({"top_p": 0.9, "tools": tools}))).body())
+    assert (sent["top_p"], sent["tools"], sent["temperature"]) == (0.9, tools, 0.7)
 
 
 @pytest.mark.parametrize(
@@ -41,6 +47,13 @@ def test_a_chat_request_becomes_a_streaming_request_for_the_deployment() -> None
         (body(temperature=float("nan")), "body"),
         (body()[:-1] + b',"region":"us-west-2"}', "body"),
         (body(key="sk-other"), "key"),
+        (body(parameters={"top_p": 1}), "parameters"),
+        (body(parameters="["), "parameters"),
+        (body(parameters="[1]"), "parameters"),
+        (body(parameters='{"top_p": 1, "top_p": 2}'), "parameters"),
+        (body(parameters='{"x": ' + "[" * 5000 + "]" * 5000 + "}"), "parameters"),
+        (body(parameters='{"messages": []}'), "parameters"),
+        (body(parameters=" " * (MAX_PARAMETERS + 1)), "parameters"),
         (body(key="sw_a\r\nX-Evil: 1"), "key"),
     ],
 )

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.asyncio
 
 HEAD = (
     b"HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n"
-    b"X-Switchyard-Cell: c-1\r\nX-Switchyard-Region: east\r\n\r\n"
+    b"X-Switchyard-Cell: c-1\r\nX-Switchyard-Region: east\r\nX-Request-Id: r-1\r\n"
+    b"Server-Timing: queue;dur=1.5, engine;dur=20.0, evil;dur=1\r\n\r\n"
 )
 
 
@@ -42,7 +43,8 @@ async def test_a_complete_response_ends_with_its_figures() -> None:
         writer.write(HEAD + token("One") + token(" two") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
     head, *texts, end = await events_of(handler)
-    assert head == ("head", {"status": 200, "cell": "c-1", "region": "east", "deployment": ""})
+    served = {"cell": "c-1", "region": "east", "deployment": "", "request_id": "r-1"}
+    assert head == ("head", {"status": 200, **served, "queue_ms": "1.5", "engine_ms": "20.0"})
     assert "".join(data["text"] for _, data in texts) == "One two"
     assert (end[0], end[1]["tokens"]) == ("end", 2)
 

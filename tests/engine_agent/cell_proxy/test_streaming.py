@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import Callable
 
 import pytest
@@ -98,6 +99,7 @@ async def test_an_answer_with_a_length_keeps_it_and_its_usage_is_counted() -> No
         assert answer.headers["content-length"] == str(len(body))
         assert answer.headers["x-switchyard-prompt-tokens"] == "3"
         assert answer.headers["x-switchyard-completion-tokens"] == "7"
+        assert re.fullmatch(r"queue;dur=\d+\.\d, engine;dur=\d+\.\d", answer.headers["server-timing"])
         assert answer.body == body
         metrics = (await proxy.admin("/metrics")).body.decode()
         assert 'switchyard_proxy_tokens_total{cell="c-test"} 7' in metrics

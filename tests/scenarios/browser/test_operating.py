@@ -129,6 +129,8 @@ def test_a_chat_says_who_answered_and_how_fast_and_can_be_stopped(fleet: Running
     page.locator("#chat-text").fill("Count to ten.")
     page.keyboard.press("Enter")
     expect(page.locator("[data-part=rate]")).to_have_text(re.compile(r"^[\d.]+$"))
+    expect(page.locator("[data-part=prefill]")).to_have_text(re.compile(r"\d.m?s$"))
+    expect(page.locator("[data-part=request]")).to_have_text(re.compile("^[0-9a-f-]{36}$"))
     expect(page.locator("[data-part=ttft]")).to_have_text(re.compile(r"\d.m?s$"))
     expect(page.locator("[data-part=cell]")).to_have_text(re.compile("^sim-70b-"))
     expect(page.locator("[data-part=region]")).to_have_text(re.compile("|".join(REGIONS)))

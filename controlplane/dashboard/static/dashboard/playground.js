@@ -1,25 +1,23 @@
-// A chat through the ingress, as applications send it. It lives in this page only: nothing is stored, and leaving the page,
-// or Stop, closes the connection, which ends generation.
+// A chat with one deployment, or with two at the same time, through the ingress as applications send it. It lives in this
+// page only: nothing is stored, and leaving the page, or Stop, closes the connections, which ends generation.
 
 const THIN_SPACE = "\u202f";
 const form = document.getElementById("chat");
 const log = document.getElementById("chat-log");
 const transcript = document.getElementById("chat-messages");
+const template = document.getElementById("chat-reply");
 const box = document.getElementById("chat-text");
 const send = document.getElementById("chat-send");
 const stop = document.getElementById("chat-stop");
 const status = document.getElementById("chat-status");
 const empty = document.getElementById("chat-empty");
+const code = document.getElementById("chat-code");
 
-let messages = [];
-let running = null; // the AbortController of the running request
-
-function figure(name, text) {
-  form.querySelector(`[data-part="${name}"]`).textContent = text || "–";
-}
+let histories = [[], []]; // the messages of each side
+let running = null; // the AbortController of the running requests
 
 function milliseconds(ms) {
-  if (ms === null || ms === undefined) return "–";
+  if (ms === null || ms === undefined || Number.isNaN(ms)) return "–";
   return ms >= 10000 ? `${(ms / 1000).toFixed(1)}${THIN_SPACE}s` : `${Math.round(ms)}${THIN_SPACE}ms`;
 }
 
@@ -28,19 +26,40 @@ function showError(text) {
   status.hidden = text === "";
 }
 
-function bubble(role, text) {
+/** The deployments that answer: one, or two that are compared. */
+function sides() {
+  return [form.elements.deployment.value, form.elements.compared.value].filter((name) => name !== "");
+}
+
+function addQuestion(text) {
   empty.hidden = true;
   const item = document.createElement("li");
-  item.className = `message by-${role}`;
+  item.className = "message by-user";
   const author = document.createElement("span");
   author.className = "quiet";
-  author.textContent = role === "user" ? "You" : form.elements.deployment.value;
+  author.textContent = "You";
   const content = document.createElement("p");
   content.textContent = text;
   item.append(author, content);
   transcript.append(item);
+}
+
+function addReplies(names) {
+  const item = document.createElement("li");
+  item.className = "replies";
+  const replies = names.map((name) => {
+    const reply = template.content.firstElementChild.cloneNode(true);
+    reply.querySelector("[data-part=author]").textContent = name;
+    item.append(reply);
+    return reply;
+  });
+  transcript.append(item);
   log.scrollTop = log.scrollHeight;
-  return { author, content };
+  return replies;
+}
+
+function figure(reply, name, text) {
+  reply.querySelector(`[data-part="${name}"]`).textContent = text || "–";
 }
 
 /** Events of a text/event-stream, as they arrive. */
@@ -59,59 +78,77 @@ async function* eventsOf(body) {
   }
 }
 
-function showFigures(event) {
-  figure("ttft", milliseconds(event.ttft_ms));
-  figure("took", milliseconds(event.took_ms));
-  figure("tokens", String(event.tokens));
-  figure("rate", event.tokens_per_s === null ? "" : String(event.tokens_per_s));
+/** Queue (ingress, network and cell), prefill and decode as parts of a bar, with the same numbers as text. */
+function showTiming(reply, head, end) {
+  const bar = reply.querySelector("[data-timing]");
+  const prefill = Number(head.engine_ms ?? Number.NaN);
+  const parts = Number.isNaN(prefill) || end.ttft_ms === null
+    ? { queue: end.ttft_ms ?? 0, prefill: 0, decode: 0 }
+    : { queue: Math.max(0, end.ttft_ms - prefill), prefill: Math.min(prefill, end.ttft_ms), decode: 0 };
+  parts.decode = Math.max(0, end.took_ms - (end.ttft_ms ?? end.took_ms));
+  for (const [name, ms] of Object.entries(parts)) {
+    const part = bar.querySelector(`[data-share="${name}"]`);
+    part.style.flexGrow = String(ms);
+    part.hidden = ms === 0;
+    figure(reply, name, milliseconds(ms));
+  }
+  bar.hidden = false;
 }
 
-function show(event, reply) {
+function showEvent(event, reply, seen) {
   const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
   if (event.kind === "head") {
-    figure("region", event.region);
-    figure("cell", event.cell);
-    if (event.cell) reply.author.textContent = `${event.cell} in ${event.region}`;
+    seen.head = event;
+    for (const [name, text] of [["region", event.region], ["cell", event.cell], ["request", event.request_id]]) figure(reply, name, text);
   } else if (event.kind === "text") {
-    reply.content.textContent += event.text;
+    reply.querySelector("[data-part=text]").textContent += event.text;
   } else {
-    showFigures(event);
+    figure(reply, "tokens", String(event.tokens));
+    figure(reply, "rate", event.tokens_per_s === null ? "" : String(event.tokens_per_s));
+    figure(reply, "ttft", milliseconds(event.ttft_ms));
+    showTiming(reply, seen.head ?? {}, event);
     if (event.kind === "error") showError(event.message);
   }
   if (atEnd) log.scrollTop = log.scrollHeight;
 }
 
-function requestBody(text) {
+function requestBody(history, deployment, text) {
+  const system = form.elements.system.value.trim();
+  const first = system === "" ? [] : [{ role: "system", content: system }];
   const of = form.elements;
   return JSON.stringify({
-    deployment: of.deployment.value,
+    deployment,
     region: of.region.value,
-    messages: [...messages, { role: "user", content: text }],
+    messages: [...first, ...history, { role: "user", content: text }],
     max_tokens: Number(of.max_tokens.value),
     temperature: Number(of.temperature.value),
+    parameters: of.parameters.value,
     key: of.key.value.trim(),
   });
 }
 
-async function stream(text, reply, signal) {
-  const response = await fetch(form.dataset.url, {
-    method: "POST",
-    headers: { "Content-Type": "application/json", "X-CSRFToken": form.elements.csrfmiddlewaretoken.value },
-    body: requestBody(text),
-    signal,
-  });
+function post(url, body, signal) {
+  const headers = { "Content-Type": "application/json", "X-CSRFToken": form.elements.csrfmiddlewaretoken.value };
+  return fetch(url, { method: "POST", headers, body, signal });
+}
+
+async function refusalOf(response) {
+  const error = await response.json().catch(() => ({}));
+  return error.message ?? error.detail ?? `The server returned ${response.status}.`;
+}
+
+async function stream(side, deployment, text, reply, signal) {
+  const response = await post(form.dataset.url, requestBody(histories[side], deployment, text), signal);
   if (!response.ok || !response.headers.get("Content-Type")?.startsWith("text/event-stream")) {
-    const error = await response.json().catch(() => ({}));
-    showError(error.message ?? error.detail ?? `The server returned ${response.status}.`);
-    return false;
+    showError(await refusalOf(response));
+    return;
   }
-  let ended = false;
+  const seen = { ended: false };
   for await (const event of eventsOf(response.body)) {
-    show(event, reply);
-    ended = event.kind === "end";
+    showEvent(event, reply, seen);
+    seen.ended = event.kind === "end" || event.kind === "error";
   }
-  if (!ended && status.hidden) showError("The response was cut off.");
-  return ended;
+  if (!seen.ended) showError("The response was cut off.");
 }
 
 function busy(controller) {
@@ -123,22 +160,46 @@ function busy(controller) {
 
 async function submit(text) {
   showError("");
-  for (const name of ["ttft", "rate", "tokens", "took", "region", "cell"]) figure(name, "");
-  bubble("user", text);
-  const reply = bubble("assistant", "");
+  addQuestion(text);
+  const names = sides();
+  const replies = addReplies(names);
   busy(new AbortController());
-  try {
-    await stream(text, reply, running.signal);
-  } catch (error) {
-    showError(error.name === "AbortError" ? "Stopped." : "Switchyard is unreachable.");
+  const streams = names.map((name, side) => stream(side, name, text, replies[side], running.signal));
+  for (const { reason } of await Promise.allSettled(streams)) {
+    if (reason) showError(reason.name === "AbortError" ? "Stopped." : "Switchyard is unreachable.");
   }
   busy(null);
-  if (reply.content.textContent) {
-    messages.push({ role: "user", content: text }, { role: "assistant", content: reply.content.textContent });
-  } else {
-    box.value ||= text; // no reply: it can be sent again
-  }
+  const texts = replies.map((reply) => reply.querySelector("[data-part=text]").textContent);
+  texts.forEach((answer, side) => {
+    if (answer) histories[side].push({ role: "user", content: text }, { role: "assistant", content: answer });
+  });
+  if (!texts.some(Boolean)) box.value ||= text; // no reply: it can be sent again
   box.focus();
+}
+
+function startOver() {
+  running?.abort();
+  histories = [[], []];
+  transcript.replaceChildren();
+  empty.hidden = false;
+  showError("");
+  box.focus();
+}
+
+/** Code for the message in the box, or for the last one that was sent. */
+async function showCode() {
+  showError("");
+  const typed = box.value.trim();
+  const [question] = histories[0].slice(-2);
+  const history = typed ? histories[0] : histories[0].slice(0, -2);
+  const body = requestBody(history, form.elements.deployment.value, typed || question?.content || "Hello");
+  const response = await post(form.dataset.codeUrl, body).catch(() => null);
+  if (response === null) return showError("Switchyard is unreachable.");
+  if (!response.ok) return showError(await refusalOf(response));
+  for (const [language, source] of Object.entries(await response.json())) {
+    code.querySelector(`[data-language="${language}"]`).textContent = source;
+  }
+  code.showModal();
 }
 
 if (form) {
@@ -155,12 +216,7 @@ if (form) {
     form.requestSubmit();
   });
   stop.addEventListener("click", () => running?.abort());
-  document.getElementById("chat-new").addEventListener("click", () => {
-    running?.abort();
-    messages = [];
-    transcript.replaceChildren();
-    empty.hidden = false;
-    showError("");
-    box.focus();
-  });
+  document.getElementById("chat-new").addEventListener("click", startOver);
+  document.getElementById("chat-code-open").addEventListener("click", showCode);
+  form.elements.compared.addEventListener("change", startOver);
 }
