@@ -101,14 +101,15 @@ def delete_unused_blocks(folder: Path, now_s: float) -> None:
 def _delete_unused(folder: int, now_s: float, depth: int) -> None:
     """Closes `folder`."""
     try:
-        for name in os.listdir(folder):
-            with suppress(OSError):
-                found = os.stat(name, dir_fd=folder, follow_symlinks=False)
-                is_unused, is_folder = now_s - found.st_mtime > UNUSED_BLOCK_S, stat.S_ISDIR(found.st_mode)
-                if is_folder and depth:
-                    _delete_unused(os.open(name, FOLDER_FLAGS, dir_fd=folder), now_s, depth - 1)
-                if is_unused:
-                    (os.rmdir if is_folder else os.unlink)(name, dir_fd=folder)
+        with os.scandir(folder) as entries:  # never a list: there may be millions
+            for entry in entries:
+                with suppress(OSError):
+                    found = entry.stat(follow_symlinks=False)
+                    is_unused, is_folder = now_s - found.st_mtime > UNUSED_BLOCK_S, stat.S_ISDIR(found.st_mode)
+                    if is_folder and depth:
+                        _delete_unused(os.open(entry.name, FOLDER_FLAGS, dir_fd=folder), now_s, depth - 1)
+                    if is_unused:
+                        (os.rmdir if is_folder else os.unlink)(entry.name, dir_fd=folder)
     finally:
         os.close(folder)
 
