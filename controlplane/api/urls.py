@@ -14,6 +14,7 @@ from rest_framework.views import APIView
 from controlplane.api.apply.view import ApplyViewSet
 from controlplane.api.audit import AuditViewSet
 from controlplane.api.events import EventViewSet
+from controlplane.api.incident_reports import IncidentReportViewSet
 from controlplane.api.operations import OperationsViewSet
 from controlplane.api.schema import Documentation, Schema
 from controlplane.api.what_if import PlanViewSet
@@ -49,6 +50,7 @@ OWN = (
     ("events", EventViewSet, "event"),
     ("apply", ApplyViewSet, "apply"),
     ("operations", OperationsViewSet, "operations"),
+    ("incidents", IncidentReportViewSet, "incident-report"),
     ("plan", PlanViewSet, "plan"),
     *WHY,
 )

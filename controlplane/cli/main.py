@@ -24,6 +24,7 @@ from controlplane.cli.commands import (
     entry,
     forecast,
     images,
+    incident,
     machines,
     observe,
     regions,
@@ -140,6 +141,7 @@ for part in (
         usage.app,
         regions.app,
         images.app,
+        incident.app,
         about,
     ),
 ):  # order in the help

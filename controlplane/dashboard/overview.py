@@ -16,7 +16,7 @@ from fleet.capacity.selectors import machine_costs
 from fleet.cells.models import Cell
 from fleet.deployments.pages.data import DeploymentList, Placed, deployment_list, deployments_placed
 from fleet.faults.models import Incident
-from fleet.faults.pages import BAD_CELL_STATES, FleetHealth
+from fleet.faults.pages import BAD_CELL_STATES, FleetHealth, cells_in_incidents
 from fleet.load.planner import FINE_S
 from fleet.load.selectors import FLEET, LoadSeries, Point, load_series
 from fleet.reconcile.planning.states import CellState, IncidentState
@@ -61,7 +61,8 @@ class Number:
 def status_of(health: FleetHealth, moving: int, now: datetime) -> Status:
     incidents = Incident.objects.filter(state=IncidentState.OPEN, shadow=False)
     explained = incidents.exclude(cell="").values("cell")
-    cells = Cell.objects.filter(state__in=BAD_CELL_STATES).exclude(pk__in=explained).order_by("state_since")
+    broken = Cell.objects.filter(state__in=BAD_CELL_STATES).exclude(pk__in=explained)
+    cells = broken.exclude(pk__in=cells_in_incidents()).order_by("state_since")
     opened = Incident.objects.filter(shadow=False, opened_at__gt=now - timedelta(hours=1)).count()
     return Status(health, tuple(incidents[:ROWS_SHOWN]), tuple(cells[:ROWS_SHOWN]), moving, opened)
 

@@ -15,7 +15,7 @@ from controlplane.dashboard.shell import SEARCH, SHELL
 from controlplane.dashboard.wizards import Wizard, wizard_view
 from fleet.cells.pages.views import CELL, CELLS, cell_action
 from fleet.deployments.pages.views import DAY_PLAN, DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
-from fleet.faults.pages import INCIDENT, INCIDENTS
+from fleet.faults.pages import INCIDENT, INCIDENTS, RUNBOOK, incident_report
 from fleet.machines.pages import (
     MACHINES,
     invitation_withdraw_action,
@@ -157,6 +157,8 @@ urlpatterns = [
     path("imports/<str:key>/ask/<str:action>/", import_action, name="import-action"),
     path("incidents/", _view(INCIDENTS), name="incidents"),
     path("incidents/<str:key>/", _view(INCIDENT), name="incident"),
+    path("incidents/<str:key>/report.md", incident_report, name="incident-report"),
+    path("runbooks/<str:key>/", _view(RUNBOOK), name="runbook"),
     path("search/", _view(SEARCH), name="search"),
     path("events/", _view(EVENTS), name="events"),
     path("audit/", _view(AUDIT), name="audit"),

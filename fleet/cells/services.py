@@ -15,7 +15,8 @@ from engine_agent.protocol.states import CellRole
 from fleet.cells.models import Cell, CellMember, Disruption
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.faults.models import Incident
-from fleet.faults.services.incidents import incident_open, incidents_close
+from fleet.faults.planning.views import PartNoun
+from fleet.faults.services.incidents import incident_open, incident_parts_recover, incidents_close
 from fleet.nodes.models import Node
 from fleet.nodes.services.events import desired_changed, pairs_changed
 from fleet.reconcile.planning.decisions import CreateCell, DrainCell, ExplainCell, MoveCell, StartCell, StopCell
@@ -270,13 +271,14 @@ def cell_move(decision: MoveCell, *, now: datetime) -> None:
         if decision.to is CellState.READY:
             disruption_close(cell_id=cell.id, now=now)
             resolution = f"ready again at generation {cell.generation}"
+            incident_parts_recover(PartNoun.CELL, [cell.id], resolution=resolution, now=now)
             incidents_close(cell=cell.id, node__in=_nodes_not_faulty(cell.id), resolution=resolution, now=now)
         elif decision.to in {CellState.FAILED, CellState.LOST} and decision.seen is not CellState.DRAINING:
             incident_open(
                 kind=f"cell-{decision.to}",
                 subject=cell.id,
                 summary=f"Cell {cell.id} {decision.to}: {decision.reason}",
-                evidence={"generation": cell.generation, "was": decision.seen},
+                evidence={"generation": cell.generation, "was": decision.seen, "reason": decision.reason},
                 now=now,
                 region=cell.region_id,
                 deployment=cell.deployment_id,
@@ -294,6 +296,7 @@ def cell_stop(decision: StopCell, *, now: datetime) -> None:
         Node.objects.filter(id__in=nodes).update(spare_since=now)
         desired_changed(nodes)
         disruption_close(cell_id=cell.id, now=now)
+        incident_parts_recover(PartNoun.CELL, [cell.id], resolution=decision.reason, now=now)
         incidents_close(cell=cell.id, resolution=decision.reason, now=now)
 
 

@@ -1,9 +1,10 @@
-"""Tables of faults: incidents, hardware signals, replacements, repairs, rule modes and observations of ranks and
-ingresses."""
+"""Tables of faults: incidents with their parts and notes, hardware signals, replacements, repairs, rule modes and
+observations of ranks and ingresses."""
 
 from django.db import models
 
-from fleet.faults.planning.views import Rule, RuleMode
+from fleet.faults.planning.severity import RUNBOOK_OF_KIND, Severity, severity_of
+from fleet.faults.planning.views import PartNoun, Rule, RuleMode
 from fleet.nodes.models import Node
 from fleet.reconcile.planning.states import INCIDENT_TONE, IncidentState, choices
 from kernel.tones import Tone
@@ -13,7 +14,8 @@ class Incident(models.Model):
     """A fault that an operator or a planner must fix. At most one is open per (kind, subject).
 
     `shadow`: its rule only reports what it would have done. `cohort`: the group of similar machines that it was
-    compared with. `seen_at`: when the fault was last seen. `muted_until`: an operator dismissed it until then."""
+    compared with. `seen_at`: when the fault was last seen. `muted_until`: an operator dismissed it until then. `owner`:
+    the user who works on it."""
 
     kind = models.CharField(max_length=64)
     subject = models.CharField(max_length=160)
@@ -28,6 +30,9 @@ class Incident(models.Model):
     cohort = models.CharField(max_length=200, blank=True)
     shadow = models.BooleanField(default=False)
     closed_by = models.CharField(max_length=64, blank=True)
+    acknowledged_by = models.CharField(max_length=64, blank=True)
+    acknowledged_at = models.DateTimeField(null=True)
+    owner = models.CharField(max_length=64, blank=True)
     seen_at = models.DateTimeField(null=True)
     muted_until = models.DateTimeField(null=True)
     opened_at = models.DateTimeField()
@@ -35,7 +40,10 @@ class Incident(models.Model):
 
     class Meta:
         ordering = ["-id"]
-        indexes = [models.Index(fields=["muted_until"], name="incident_muted")]
+        indexes = [
+            models.Index(fields=["muted_until"], name="incident_muted"),
+            models.Index(fields=["kind", "-id"], name="incident_of_kind"),
+        ]
         constraints = [
             models.UniqueConstraint(
                 fields=["kind", "subject"],
@@ -50,6 +58,48 @@ class Incident(models.Model):
     @property
     def tone(self) -> Tone:
         return Tone.IDLE if self.shadow else INCIDENT_TONE[IncidentState(self.state)]
+
+    @property
+    def severity(self) -> Severity:
+        return severity_of(self.kind, shadow=self.shadow)
+
+    @property
+    def runbook(self) -> str:
+        """The name of its page in docs/runbooks, "" if it has none."""
+        return RUNBOOK_OF_KIND.get(self.kind, "")
+
+
+class IncidentPart(models.Model):
+    """A node or cell that the fault hit, until it has recovered. The death of a node is one incident with its cell."""
+
+    incident = models.ForeignKey(Incident, on_delete=models.CASCADE, related_name="parts")
+    noun = models.CharField(max_length=8, choices=choices(PartNoun))
+    name = models.CharField(max_length=160)
+    since = models.DateTimeField()
+    recovered_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["id"]
+        indexes = [models.Index(fields=["noun", "name"], name="incident_part_of")]
+        constraints = [models.UniqueConstraint(fields=["incident", "noun", "name"], name="incident_part_once")]
+
+    def __str__(self) -> str:
+        return f"{self.noun} {self.name}"
+
+
+class IncidentNote(models.Model):
+    """What a user wrote about an incident."""
+
+    incident = models.ForeignKey(Incident, on_delete=models.CASCADE, related_name="notes")
+    at = models.DateTimeField()
+    actor = models.CharField(max_length=64)
+    text = models.TextField()
+
+    class Meta:
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return f"{self.actor}: {self.text}"
 
 
 class Signal(models.Model):

@@ -1,23 +1,35 @@
-"""The list of incidents, the page of one incident, and the fleet's health in numbers. Reads only."""
+"""The list of incidents, the page of one incident with its story and its report, runbooks, and the fleet's health in
+numbers. Reads only."""
 
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 
-from django.db.models import Count, Exists, OuterRef, Q
+from django.conf import settings
+from django.contrib.auth.views import redirect_to_login
+from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+from django.http import HttpRequest, HttpResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
 
 from accounts.models import Approval, ApprovalState
 from controlplane.dashboard.choices import choose_labelled
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from fleet.cells.models import Cell
-from fleet.faults.models import Incident, Replacement
+from fleet.faults.models import Incident, IncidentPart, Replacement
+from fleet.faults.planning.report import Healing, Impact, TenantImpact, report_markdown
+from fleet.faults.planning.severity import RUNBOOK_OF_KIND, SEVERITY_TONE
 from fleet.faults.planning.story import WAITS, Evidence, Story, evidence_in_units
-from fleet.faults.selectors.stories import story_of
+from fleet.faults.planning.views import PartNoun
+from fleet.faults.selectors.stories import deployments_hit, healing_of, impact_of, postmortem_of, story_of
 from fleet.nodes.models import Node
 from fleet.reconcile.planning.states import CELL_TONE, CellState, IncidentState, NodeState
+from kernel import clock
+from kernel.access import Role, require
 from kernel.control_hosts import ControlHosts, control_hosts
 from kernel.control_standing import ControlStanding
 from kernel.loop_passes import control_standing
 from kernel.tones import Tone
+from traffic.usage.selectors import tenants_hit
 
 INCIDENTS_SHOWN = 100
 RELATED_SHOWN = 20
@@ -76,6 +88,11 @@ class IncidentPage:
     incident: Incident
     replacements: tuple[Replacement, ...]
     commands: tuple[Command, ...]
+    healing: Healing
+
+    @property
+    def severity_tone(self) -> Tone:
+        return SEVERITY_TONE[self.incident.severity]
 
     @property
     def waits(self) -> str:
@@ -90,12 +107,13 @@ class IncidentPage:
 
 def incident_find(incident_id: str) -> Incident | None:
     known = incident_id.isascii() and incident_id.isdigit() and len(incident_id) < 18
-    return Incident.objects.filter(pk=int(incident_id)).first() if known else None
+    rows = Incident.objects.prefetch_related("parts", "notes")
+    return rows.filter(pk=int(incident_id)).first() if known else None
 
 
 def incident_page(incident: Incident) -> IncidentPage:
     work = tuple(Replacement.objects.filter(incident=incident).order_by("-id"))
-    return IncidentPage(incident, work, tuple(_commands(incident)))
+    return IncidentPage(incident, work, tuple(_commands(incident)), healing_of(incident))
 
 
 def related_to(incident: Incident) -> IncidentList:
@@ -126,13 +144,22 @@ def _commands(incident: Incident) -> list[Command]:
     return commands
 
 
+def cells_in_incidents() -> QuerySet[IncidentPart, str]:
+    """Names of the cells that open incidents hit."""
+    open_ones = IncidentPart.objects.filter(
+        noun=PartNoun.CELL.value, incident__state=IncidentState.OPEN, incident__shadow=False
+    )
+    return open_ones.values_list("name", flat=True)
+
+
 def fleet_health() -> FleetHealth:
-    explained = Incident.objects.filter(state=IncidentState.OPEN, shadow=False, cell=OuterRef("pk"))
+    open_ones = Incident.objects.filter(state=IncidentState.OPEN, shadow=False)
+    explained = Q(Exists(open_ones.filter(cell=OuterRef("pk")))) | Q(pk__in=cells_in_incidents())
     broken = Q(state__in=BAD_CELL_STATES)
     cells = Cell.objects.exclude(state=CellState.STOPPED).aggregate(
         total=Count("pk"),
         ready=Count("pk", filter=Q(state=CellState.READY)),
-        unexplained=Count("pk", filter=broken & ~Q(Exists(explained))),
+        unexplained=Count("pk", filter=broken & ~explained),
     )
     return FleetHealth(
         incidents=Incident.objects.filter(state=IncidentState.OPEN, shadow=False).count(),
@@ -184,6 +211,35 @@ def _incident_story(request: PageRequest) -> Story:
     return story_of(request.once(_incident), now=request.now)
 
 
+def _tenants_hit(incident: Incident, now: datetime) -> tuple[TenantImpact, ...]:
+    return tenants_hit(deployments_hit(incident), incident.opened_at, incident.closed_at or now)
+
+
+def _incident_impact(request: PageRequest) -> Impact:
+    incident, story = request.once(_incident), request.once(_incident_story)
+    return impact_of(incident, story.start, now=request.now, tenants=_tenants_hit(incident, request.now))
+
+
+@never_cache
+@require_safe
+def incident_report(request: HttpRequest, key: str) -> HttpResponse:
+    """The post-mortem as a Markdown file."""
+    if not request.user.is_authenticated:
+        return redirect_to_login(request.get_full_path())
+    require(request, Role.VIEWER)
+    incident, now = found_or_404(incident_find(key), f"incident {key!r}"), clock.now()
+    report = postmortem_of(incident, now=now, tenants=_tenants_hit(incident, now))
+    headers = {"Content-Disposition": f'attachment; filename="{report.file_name}"'}
+    return HttpResponse(report_markdown(report), content_type="text/markdown; charset=utf-8", headers=headers)
+
+
+def _runbook(request: PageRequest) -> str:
+    """The text of a runbook. Only names of runbooks reach the file system."""
+    found = request.key if request.key in set(RUNBOOK_OF_KIND.values()) else None
+    path = settings.BASE_DIR / "docs" / "runbooks" / f"{found_or_404(found, f'runbook {request.key!r}')}.md"
+    return str(path.read_text())
+
+
 TOPICS = ("incidents", "nodes")
 
 INCIDENT = Page(
@@ -192,8 +248,17 @@ INCIDENT = Page(
     fragments=(
         Fragment("incident", "", TOPICS, "fleet/faults/incident.html", _incident_page),
         Fragment("incident-story", "Story", (*TOPICS, "events"), "fleet/faults/story.html", _incident_story),
+        Fragment(
+            "incident-impact", "Impact on users", (*TOPICS, "history"), "fleet/faults/impact.html", _incident_impact
+        ),
         Fragment("incident-evidence", "Evidence", TOPICS, "fleet/faults/evidence.html", _incident_evidence),
         Fragment("incident-actions", "What is done about it", TOPICS, "fleet/faults/actions.html", _incident_page),
         Fragment("incident-related", "Related", TOPICS, "fleet/faults/related.html", _incident_related),
     ),
+)
+
+RUNBOOK = Page(
+    section="incidents",
+    title="",
+    fragments=(Fragment("runbook", "", (), "fleet/faults/runbook.html", _runbook),),
 )

@@ -23,6 +23,8 @@ _BY_HAND = [
     RecordChanges(table="fleet_cellmember", kind="node", thing="node_id", key="{row}.node_id"),
     RecordChanges(table="fleet_rollout", kind="rollout", thing="id", key="{row}.id::text"),
     RecordChanges(table="fleet_incident", kind="incident", thing="id", key="{row}.id::text"),
+    RecordChanges(table="fleet_incidentpart", kind="incident", thing="incident_id", key="{row}.incident_id::text"),
+    RecordChanges(table="fleet_incidentnote", kind="incident", thing="incident_id", key="{row}.incident_id::text"),
     RecordChanges(table="fleet_replacement", kind="incident", thing="incident_id", key="{row}.incident_id::text"),
     RecordChanges(table="fleet_faultrule", kind="fault-rule", thing="rule", key="{row}.rule"),
     RecordChanges(table="fleet_webhook", kind="webhook", thing="id", key="{row}.name"),
@@ -526,6 +528,9 @@ class Migration(migrations.Migration):
                 ('cohort', models.CharField(blank=True, max_length=200)),
                 ('shadow', models.BooleanField(default=False)),
                 ('closed_by', models.CharField(blank=True, max_length=64)),
+                ('acknowledged_by', models.CharField(blank=True, max_length=64)),
+                ('acknowledged_at', models.DateTimeField(null=True)),
+                ('owner', models.CharField(blank=True, max_length=64)),
                 ('seen_at', models.DateTimeField(null=True)),
                 ('muted_until', models.DateTimeField(null=True)),
                 ('opened_at', models.DateTimeField()),
@@ -533,8 +538,37 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ['-id'],
-                'indexes': [models.Index(fields=['muted_until'], name='incident_muted')],
+                'indexes': [models.Index(fields=['muted_until'], name='incident_muted'), models.Index(fields=['kind', '-id'], name='incident_of_kind')],
                 'constraints': [models.UniqueConstraint(condition=models.Q(('state', 'open')), fields=('kind', 'subject'), name='incident_open_once')],
+            },
+        ),
+        migrations.CreateModel(
+            name='IncidentNote',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('at', models.DateTimeField()),
+                ('actor', models.CharField(max_length=64)),
+                ('text', models.TextField()),
+                ('incident', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='notes', to='fleet.incident')),
+            ],
+            options={
+                'ordering': ['id'],
+            },
+        ),
+        migrations.CreateModel(
+            name='IncidentPart',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('noun', models.CharField(choices=[('node', 'Node'), ('cell', 'Cell')], max_length=8)),
+                ('name', models.CharField(max_length=160)),
+                ('since', models.DateTimeField()),
+                ('recovered_at', models.DateTimeField(null=True)),
+                ('incident', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='parts', to='fleet.incident')),
+            ],
+            options={
+                'ordering': ['id'],
+                'indexes': [models.Index(fields=['noun', 'name'], name='incident_part_of')],
+                'constraints': [models.UniqueConstraint(fields=('incident', 'noun', 'name'), name='incident_part_once')],
             },
         ),
         migrations.CreateModel(

@@ -9,12 +9,13 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
-from django.db.models import Max, Min, QuerySet, Sum
+from django.db.models import F, Max, Min, QuerySet, Sum
 from django.db.models.functions import TruncDay, TruncHour, TruncMonth
 
 from engine_agent.protocol.states import ServingClass
 from fleet.capacity.planning.rates import OF_TOKENS, Rates, Source
 from fleet.cells.models import CellMember
+from fleet.faults.planning.report import TenantImpact
 from fleet.regions.models import Rate
 from traffic.usage.models import AMOUNTS, COUNTS, Budget, CellHour, CostShare, TokenFit, UsageDay, UsageHour, UsageMonth
 from traffic.usage.planning.counting import BudgetUnit, describe_use, month_of, used_percent
@@ -397,3 +398,17 @@ def budget_views(now: datetime) -> list[BudgetView]:
     uses = [(row, month.of(row)) for row in Budget.objects.all()]
     views = [BudgetView(row, describe_use(row.rules(), used), used_percent(row.rules(), used)) for row, used in uses]
     return sorted(views, key=lambda view: (-view.percent, view.budget.subject))
+
+
+TENANTS_NAMED = 20
+
+
+def tenants_hit(deployments: Iterable[str], start: datetime, end: datetime) -> tuple[TenantImpact, ...]:
+    """Tenants with failed requests to these deployments in the hours from `start` to `end`, most failures first. One
+    query."""
+    first = start.replace(minute=0, second=0, microsecond=0)
+    rows = UsageHour.objects.filter(hour__range=(first, end), deployment__in=list(deployments))
+    failed, arrived = F("errors") + F("refused"), F("requests") + F("refused")
+    sums = rows.order_by().values("tenant").annotate(hit=Sum(failed), seen=Sum(arrived)).filter(hit__gt=0)
+    most = sums.order_by("-hit", "tenant").values_list("tenant", "hit", "seen")[:TENANTS_NAMED]
+    return tuple(TenantImpact(*each) for each in most)

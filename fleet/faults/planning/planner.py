@@ -255,7 +255,7 @@ def _close_unseen_incidents(work: _Pass) -> None:
     """Closes incidents that were not seen for a while. A fault that comes and goes stays one incident."""
     close_after_s = work.settings.faults.close_after_s
     for known in work.fleet.faults.incidents:
-        if known.kind not in KINDS or (known.kind, known.subject) in work.seen:
+        if known.kind not in KINDS or known.is_held or (known.kind, known.subject) in work.seen:
             continue
         node = work.fleet.nodes.get(known.node)
         is_held = known.kind in NEEDS_OPERATOR and node is not None and node.state is NodeState.FAULTY

@@ -50,6 +50,31 @@ class IncidentKind(StrEnum):
     CLOUD_NOTICE = "cloud-notice"
 
 
+NODE_LOST = "node-lost"
+OF_CELLS = frozenset({"cell-failed", "cell-lost"})
+EXPLAINS_CELLS = frozenset(
+    {
+        NODE_LOST,
+        IncidentKind.HARDWARE,
+        IncidentKind.MACHINE,
+        IncidentKind.UNATTRIBUTED,
+        IncidentKind.SOFT,
+        IncidentKind.WITNESSED,
+        IncidentKind.UNREACHABLE,
+    }
+)
+"""Incidents about nodes that include the failure of these nodes' cells."""
+CLOSED_BY_PARTS = frozenset({NODE_LOST, *OF_CELLS})
+"""Incidents that close when all of their nodes and cells have recovered. The planner closes the others."""
+EXPLAINED_WITHIN_S = 180.0
+"""A cell fails at its first error; its silent node is lost up to `FaultSettings.unreachable_after_s` (120 s) later."""
+
+
+class PartNoun(StrEnum):
+    NODE = "node"
+    CELL = "cell"
+
+
 class Rung(StrEnum):
     """Steps of a repair, the gentlest first."""
 
@@ -73,6 +98,8 @@ _NOUNS = {
 NO_USABLE_CELL = "no-usable-cell"
 """Incident of a deployment that no cell of a region can serve (`traffic.region_shares.planning.load`). Its subject is
 `DEPLOYMENT@REGION`."""
+REGION_LOST = "region-lost"
+"""Incident of a region in which no deployment can be served. Its subject is the region."""
 NEEDS_OPERATOR = frozenset({IncidentKind.REPEATED_REPAIRS})
 """While such an incident is open, its node stays out of every cell: an operator must inspect the machine."""
 
@@ -98,7 +125,7 @@ class SignalView:
 
 @dataclass(frozen=True, slots=True)
 class IncidentView:
-    """An open incident. `seen_at`: when its fault was last seen."""
+    """An open incident. `seen_at`: when its fault was last seen. `is_held`: a cell that it hit has not recovered."""
 
     id: int
     kind: str
@@ -109,6 +136,7 @@ class IncidentView:
     node: str = ""
     cell: str = ""
     shadow: bool = False
+    is_held: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.db.models import F, Max, OuterRef, Q, Subquery
+from django.db.models import Exists, F, Max, OuterRef, Q, Subquery
 from django.db.models.functions import Coalesce
 
 from engine_agent.protocol.signatures import fault_detail, fault_device, fault_scope
 from fleet.cells.models import Cell
-from fleet.faults.models import CellSighting, FaultRule, Incident, Repair, Replacement, Signal
+from fleet.faults.models import CellSighting, FaultRule, Incident, IncidentPart, Repair, Replacement, Signal
 from fleet.faults.planning.drift import Guessing
 from fleet.faults.planning.views import (
     Attempt,
@@ -19,6 +19,7 @@ from fleet.faults.planning.views import (
     FaultsView,
     IncidentKind,
     IncidentView,
+    PartNoun,
     ReplacementView,
     Rule,
     RuleMode,
@@ -50,7 +51,7 @@ def faults_view(*, now: datetime, windows: Mapping[str, tuple[StepWindow, ...]],
     signals = written.get_lasting("signals", ["fleet_signal"], lambda: tuple(_signals(recent)))
     return FaultsView(
         signals=signals,
-        incidents=written.get("incidents", ["fleet_incident"], lambda: tuple(_incidents())),
+        incidents=written.get("incidents", ["fleet_incident", "fleet_incidentpart"], lambda: tuple(_incidents())),
         replacements=written.get("replacements", ["fleet_replacement", "fleet_node"], lambda: tuple(_replacements())),
         repairs=written.get_lasting("repairs", ["fleet_repair", "fleet_incident"], lambda: _repairs(repaired)),
         modes=written.get("modes", ["fleet_faultrule"], rule_modes),
@@ -110,7 +111,9 @@ def _signals(since: datetime) -> Iterable[SignalView]:
 
 
 def _incidents() -> Iterable[IncidentView]:
-    for row in Incident.objects.filter(state=IncidentState.OPEN.value).order_by("id"):
+    down = IncidentPart.objects.filter(incident=OuterRef("pk"), noun=PartNoun.CELL.value, recovered_at__isnull=True)
+    rows = Incident.objects.filter(state=IncidentState.OPEN.value).annotate(is_held=Exists(down))
+    for row in rows.order_by("id"):
         yield IncidentView(
             id=row.pk,
             kind=row.kind,
@@ -121,6 +124,7 @@ def _incidents() -> Iterable[IncidentView]:
             node=row.node,
             cell=row.cell,
             shadow=row.shadow,
+            is_held=row.is_held,
         )
 
 

@@ -1,5 +1,5 @@
-"""Loads what the story of an incident is told from: events, replacements and repairs of its nodes and cells. A constant
-number of queries, bounded rows. Never writes."""
+"""Loads what the story of an incident is told from: events, replacements and repairs of its nodes and cells; its impact
+on requests; and how long similar ones lasted. A constant number of queries, bounded rows. Never writes."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -9,11 +9,25 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from django.db.models import Q
+from django.db.models import Count, Q, QuerySet, Sum
 
-from fleet.faults.models import Incident, Repair, Replacement
-from fleet.faults.planning.story import TABLE, Fault, Happening, Story, tell_story
-from fleet.faults.planning.views import Rung
+from fleet.cells.models import Cell
+from fleet.faults.models import Incident, IncidentPart, Repair, Replacement
+from fleet.faults.planning.report import Healing, Impact, NoteView, Postmortem, TenantImpact, Work, median_s
+from fleet.faults.planning.story import (
+    SWITCHYARD,
+    TABLE,
+    Fault,
+    Happening,
+    Story,
+    evidence_in_units,
+    tell_story,
+)
+from fleet.faults.planning.views import REGION_LOST, PartNoun, Rung
+from fleet.load.models import LoadWindow
+from fleet.load.planner import KEPT_S
+from fleet.load.selectors import cell_subject, deployment_subject, region_subject
+from fleet.reconcile.planning.states import IncidentState
 from kernel.models import Event
 from kernel.tones import Tone
 
@@ -42,10 +56,16 @@ class Affected:
 
 
 def affected_by(incident: Incident) -> Affected:
+    """Its parts, and what its row and its evidence name."""
     evidence = incident.evidence if isinstance(incident.evidence, dict) else {}
-    nodes = [incident.node, *_names(evidence.get("nodes"), "node")]
-    cells = [incident.cell, *_names(evidence.get("cells"), "cell")]
+    parts = list(incident.parts.all())
+    nodes = [incident.node, *_of(parts, PartNoun.NODE), *_names(evidence.get("nodes"), "node")]
+    cells = [incident.cell, *_of(parts, PartNoun.CELL), *_names(evidence.get("cells"), "cell")]
     return Affected(*(tuple(dict.fromkeys(filter(None, names)))[:NAMED] for names in (nodes, cells)))
+
+
+def _of(parts: Iterable[IncidentPart], noun: PartNoun) -> Iterator[str]:
+    return (part.name for part in parts if part.noun == noun)
 
 
 def _names(listed: Any, key: str) -> Iterator[str]:
@@ -59,7 +79,7 @@ def fault_of(incident: Incident) -> Fault:
 
 
 def story_of(incident: Incident, *, now: datetime) -> Story:
-    """Four queries."""
+    """Five queries."""
     affected = affected_by(incident)
     since, until = incident.opened_at - BEFORE, (incident.closed_at + AFTER) if incident.closed_at else now
     oldest = list(_events(incident, affected).filter(at__range=(since, until)).order_by("at", "id")[: EVENTS_READ + 1])
@@ -123,3 +143,121 @@ def _from_repairs(affected: Affected, since: datetime, until: datetime) -> Itera
             Tone.MOVING,
             node=row.node_id,
         )
+
+
+COMPARED = 50
+"""Closed incidents of a kind whose durations are compared."""
+CELLS_COUNTED = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A deployment in a region; "" means all."""
+
+    deployment: str
+    region: str
+
+    @property
+    def subject(self) -> str:
+        return deployment_subject(self.deployment, self.region) if self.deployment else region_subject(self.region)
+
+    def __str__(self) -> str:
+        return (
+            f"{self.deployment} in {self.region}" if self.deployment and self.region else self.deployment or self.region
+        )
+
+
+def places_of(incident: Incident) -> tuple[Place, ...]:
+    """Where the incident may have hurt requests. One query."""
+    if incident.kind == REGION_LOST:
+        return (Place("", incident.region),)
+    cells = Cell.objects.filter(pk__in=affected_by(incident).cells).order_by("deployment_id", "region_id")
+    found = {Place(*each) for each in cells.values_list("deployment_id", "region_id")}
+    if incident.deployment:
+        found.add(Place(incident.deployment, incident.region))
+    return tuple(sorted(found, key=str))
+
+
+def deployments_hit(incident: Incident) -> list[str]:
+    """Deployments whose requests the incident may have hurt. Two queries at most."""
+    places = places_of(incident)
+    names = {place.deployment for place in places if place.deployment}
+    regions = [place.region for place in places if not place.deployment]
+    if regions:
+        names |= set(Cell.objects.filter(region__in=regions).values_list("deployment_id", flat=True).distinct())
+    return sorted(names)
+
+
+def impact_of(incident: Incident, start: datetime, *, now: datetime, tenants: tuple[TenantImpact, ...] = ()) -> Impact:
+    """Requests at the places of the incident, in the finest windows that are kept for its whole duration. Four queries.
+    `tenants`: whose requests failed, which only the billing knows."""
+    places = places_of(incident)
+    age_s = (now - start).total_seconds()
+    step_s = next((step for step, kept_s in sorted(KEPT_S.items()) if age_s < kept_s), None)
+    if not places or step_s is None:
+        return Impact(tuple(map(str, places)))
+    rows = LoadWindow.objects.filter(
+        step_s=step_s, at__gt=start - timedelta(seconds=step_s), at__lte=incident.closed_at or now
+    )
+    seen = _sums(rows.filter(subject__name__in=[place.subject for place in places]))
+    if not seen["windows"]:
+        return Impact(tuple(map(str, places)))
+    at_place = reduce(or_, (_cells_at(place) for place in places))
+    cells = Cell.objects.filter(at_place).order_by("-state_since").values_list("pk", flat=True)[:CELLS_COUNTED]
+    served = _sums(rows.filter(subject__name__in=[cell_subject(cell) for cell in cells]))
+    # Only cells count the requests that they hand back, and only places those that no cell answered.
+    retried = max(0, served["requests"] - seen["requests"])
+    return Impact(tuple(map(str, places)), step_s, seen["requests"], seen["errors"], retried, seen["slow"], tenants)
+
+
+def _cells_at(place: Place) -> Q:
+    which = {"deployment": place.deployment, "region": place.region}
+    return Q(**{name: value for name, value in which.items() if value})
+
+
+def _sums(rows: QuerySet[LoadWindow]) -> dict[str, int]:
+    sums = rows.aggregate(requests=Sum("requests"), errors=Sum("errors"), slow=Sum("slow"), windows=Count("at"))
+    return {name: value or 0 for name, value in sums.items()}
+
+
+def healing_of(incident: Incident) -> Healing:
+    """How long the last incidents of the same kind lasted that healed without a user. One query."""
+    alike = Incident.objects.filter(
+        kind=incident.kind, state=IncidentState.CLOSED.value, shadow=False, closed_by=SWITCHYARD
+    ).exclude(pk=incident.pk)
+    times = alike.order_by("-id").values_list("opened_at", "closed_at")[:COMPARED]
+    lasted = [(closed - opened).total_seconds() for opened, closed in times if closed]
+    return Healing(median_s(lasted), len(lasted))
+
+
+def postmortem_of(incident: Incident, *, now: datetime, tenants: tuple[TenantImpact, ...] = ()) -> Postmortem:
+    """Everything that the report of an incident shows."""
+    story = story_of(incident, now=now)
+    work = Replacement.objects.filter(incident=incident).order_by("id")[:NAMED]
+    return Postmortem(
+        number=incident.pk,
+        summary=incident.summary,
+        kind=incident.kind,
+        severity=incident.severity,
+        state=incident.state,
+        opened_at=incident.opened_at,
+        closed_at=incident.closed_at,
+        resolution=incident.resolution,
+        owner=incident.owner,
+        acknowledged_by=incident.acknowledged_by,
+        runbook=incident.runbook,
+        story=story,
+        evidence=evidence_in_units(fault_of(incident).evidence),
+        impact=impact_of(incident, story.start, now=now, tenants=tenants),
+        healing=healing_of(incident),
+        work=tuple(
+            Work(f"Replacement of {row.node_id} ({row.rule}): {row.reason}", row.opened_at, row.actor, _result(row))
+            for row in work
+        ),
+        notes=tuple(NoteView(note.at, note.actor, note.text) for note in incident.notes.all()),
+        down=tuple(f"{part.noun} {part.name}" for part in incident.parts.all() if part.recovered_at is None),
+    )
+
+
+def _result(row: Replacement) -> str:
+    return (row.resolution or "ended") if row.closed_at else ""

@@ -3,20 +3,30 @@ compare-and-set with its event in one transaction. It never launches or terminat
 for faulty nodes. A replacement counts the others under a lock held until the commit, so two racing reconcilers cannot
 exceed the limits."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import F, Q
+from django.db.models import Exists, F, OuterRef, Q
 
 from engine_agent.protocol.signatures import FaultSignature, is_hard
 from engine_agent.protocol.states import EngineState
 from fleet.cells.models import CellMember
-from fleet.faults.models import CellSighting, Incident, Repair, Replacement, Signal, StepRecord
+from fleet.faults.models import CellSighting, Incident, IncidentPart, Repair, Replacement, Signal, StepRecord
 from fleet.faults.planning.liveness import CONDEMNED, COUNTED, ReplacementBudget, over_budget
 from fleet.faults.planning.slow import NO_STEPS, cell_sums, clock_sums, window_between
-from fleet.faults.planning.views import IncidentKind, Rule
+from fleet.faults.planning.views import CLOSED_BY_PARTS, EXPLAINS_CELLS, OF_CELLS, IncidentKind, PartNoun, Rule
+from fleet.faults.services.parts import (
+    NOTHING,
+    Hit,
+    failures_explained,
+    has_open_parts,
+    hit_by,
+    incident_explaining,
+    parts_add,
+    parts_recovered,
+)
 from fleet.nodes.models import Node, NodeReport
 from fleet.nodes.planner import machine_of
 from fleet.nodes.services.events import cell_of, desired_changed, node_event
@@ -143,18 +153,54 @@ OF_SEVERAL_NODES = (IncidentKind.MACHINE, IncidentKind.HARDWARE, IncidentKind.SO
 def incident_open(
     *, kind: str, subject: str, summary: str, evidence: Mapping[str, Any], now: datetime, **columns: Any
 ) -> Incident:
-    """Opens an incident, or returns the open one for (kind, subject). `columns`: region, deployment, cell, node, …"""
+    """Opens an incident, or returns the open one for (kind, subject). `columns`: region, deployment, cell, node, …
+
+    One fault is one incident: the failure of a cell joins the incident of its node, and the incident of a failed cell
+    becomes the one of its node once that is found. Nothing is notified twice."""
+    hit = hit_by(kind, evidence, columns)
     with transaction.atomic():
-        incident, created = Incident.objects.get_or_create(
-            kind=kind,
-            subject=subject,
-            state=IncidentState.OPEN.value,
-            defaults={"summary": summary, "evidence": dict(evidence), "opened_at": now, "seen_at": now, **columns},
-        )
+        is_known = Incident.objects.filter(kind=kind, subject=subject, state=IncidentState.OPEN.value).exists()
+        if kind in OF_CELLS and not is_known and (explaining := incident_explaining(columns.get("cell", ""))):
+            return _join_incident(explaining, summary, hit, columns, now)
+        explained = failures_explained(hit, now) if kind in EXPLAINS_CELLS and hit is not NOTHING else []
+        if explained and not is_known:
+            incident, created = explained.pop(0), False
+            changes = {"kind": kind, "subject": subject, "summary": summary, "seen_at": now, **columns}
+            _explain_incident(incident, {**changes, "evidence": {**evidence, "first_seen_as": incident.summary}}, now)
+        else:
+            defaults = {"summary": summary, "evidence": dict(evidence), "opened_at": now, "seen_at": now, **columns}
+            incident, created = Incident.objects.get_or_create(
+                kind=kind, subject=subject, state=IncidentState.OPEN.value, defaults=defaults
+            )
+        for other in explained:
+            parts_add(incident, [(PartNoun.CELL, other.cell)], now)
+            _close_incident(other, f"part of incident {incident.pk}", SWITCHYARD, now)
+        if hit.parts:
+            parts_add(incident, hit.parts, now)
         if created:
             _record_incident_event(incident, "incident.opened", summary, incident.tone, now, SWITCHYARD)
             webhooks_notify(event=WebhookEvent.INCIDENT_OPENED, body=incident_body(incident), now=now)
     return incident
+
+
+def _join_incident(incident: Incident, summary: str, hit: Hit, columns: Mapping[str, Any], now: datetime) -> Incident:
+    """Adds the failure of a cell to an open incident."""
+    parts_add(incident, hit.parts, now)
+    incident.cell = incident.cell or columns.get("cell", "")
+    incident.deployment = incident.deployment or columns.get("deployment", "")
+    incident.save(update_fields=["cell", "deployment"])
+    _record_incident_event(incident, "incident.joined", f"{summary}: part of incident {incident.pk}", Tone.BAD, now)
+    return incident
+
+
+def _explain_incident(incident: Incident, changes: Mapping[str, Any], now: datetime) -> None:
+    """The incident of a failed cell becomes the one of the fault that explains it, under its number."""
+    before = incident.summary
+    changed = [name for name, value in changes.items() if value]
+    for name in changed:
+        setattr(incident, name, changes[name])
+    incident.save(update_fields=changed)
+    _record_incident_event(incident, "incident.explained", f"{before}. Its cause: {incident.summary}", Tone.BAD, now)
 
 
 def incident_open_decided(decision: OpenIncident, *, now: datetime) -> None:
@@ -214,18 +260,31 @@ def incident_dismiss(*, incident_id: int, actor: str, now: datetime, why: str = 
 
 
 def incidents_close(*, resolution: str, now: datetime, **which: Any) -> int:
-    """Closes the open incidents selected by `which` (cell, node, kind, …). Returns their number."""
+    """Closes the open incidents selected by `which` (cell, node, kind, …). Returns their number. The loss of a node
+    stays open until its node and its cells have recovered."""
+    is_held = Q(kind__in=CLOSED_BY_PARTS) & Q(has_open_parts())
     with transaction.atomic():
-        incidents = list(Incident.objects.select_for_update().filter(state=IncidentState.OPEN.value, **which))
+        rows = Incident.objects.select_for_update(of=("self",)).filter(state=IncidentState.OPEN.value, **which)
+        incidents = list(rows.exclude(is_held))
         for incident in incidents:
             _close_incident(incident, resolution, SWITCHYARD, now)
     return len(incidents)
+
+
+def incident_parts_recover(noun: PartNoun, names: Iterable[str], *, resolution: str, now: datetime) -> None:
+    """Records that nodes or cells have recovered, and closes the losses and failures of which no part is down."""
+    with transaction.atomic():
+        for incident in parts_recovered(noun, names, now):
+            if incident.kind in CLOSED_BY_PARTS and not incident.parts.filter(recovered_at__isnull=True).exists():
+                _close_incident(incident, resolution, SWITCHYARD, now)
+        live.push("incidents")
 
 
 def incident_body(incident: Incident) -> dict[str, Any]:
     return {
         "id": incident.pk,
         "kind": incident.kind,
+        "severity": incident.severity.value,
         "subject": incident.subject,
         "state": str(incident.state),
         "shadow": incident.shadow,
@@ -245,11 +304,14 @@ def _close_incident(incident: Incident, resolution: str, actor: str, now: dateti
     incident.state, incident.closed_at, incident.resolution = IncidentState.CLOSED.value, now, resolution
     incident.closed_by = actor
     incident.save(update_fields=["state", "closed_at", "resolution", "closed_by", "muted_until"])
+    incident.parts.filter(recovered_at__isnull=True).update(recovered_at=now)
     _record_incident_event(incident, "incident.closed", f"{incident.summary}: {resolution}", Tone.OK, now, actor)
     webhooks_notify(event=WebhookEvent.INCIDENT_CLOSED, body=incident_body(incident), now=now)
 
 
-def _record_incident_event(incident: Incident, kind: str, message: str, tone: Tone, now: datetime, actor: str) -> None:
+def _record_incident_event(
+    incident: Incident, kind: str, message: str, tone: Tone, now: datetime, actor: str = SWITCHYARD
+) -> None:
     event_record(
         kind=kind,
         message=message,
@@ -382,7 +444,8 @@ def _check_replacement_budget(decision: ReplaceNode | RequestReplacement, settin
 def _create_replacement(
     node: str, cell: str, rule: Rule, reason: str, now: datetime, actor: str, **columns: Any
 ) -> Replacement:
-    about = Q(node=node) | Q(kind__in=OF_SEVERAL_NODES, evidence__nodes__contains=node)
+    part = IncidentPart.objects.filter(incident=OuterRef("pk"), noun=PartNoun.NODE.value, name=node)
+    about = Q(node=node) | Q(Exists(part)) | Q(kind__in=OF_SEVERAL_NODES, evidence__nodes__contains=node)
     incident = Incident.objects.filter(about, state=IncidentState.OPEN.value, shadow=False).first()
     return Replacement.objects.create(
         node_id=node, cell=cell, rule=rule, reason=reason, actor=actor, incident=incident, opened_at=now, **columns

@@ -20,10 +20,11 @@ from fleet.cells.models import Cell, CellMember
 from fleet.cells.services import cell_drain, cell_start
 from fleet.clouds.base import EmbeddedProvider, Machine, ProviderError, embedded_providers
 from fleet.faults.models import Replacement
-from fleet.faults.planning.views import IncidentKind, Rule
+from fleet.faults.planning.views import NODE_LOST, IncidentKind, PartNoun, Rule
 from fleet.faults.services.incidents import (
     hardware_faults_settle,
     incident_open,
+    incident_parts_recover,
     incidents_close,
     is_replaced,
     replacement_begin,
@@ -69,10 +70,10 @@ def node_move(decision: MoveNode, *, now: datetime) -> None:
         member = CellMember.objects.filter(node=node).select_related("cell").first()
         machine = _lost_machine(node)
         incident_open(
-            kind="node-lost",
+            kind=NODE_LOST,
             subject=machine or node.id,
             summary=f"{f'Machine {machine}' if machine else f'Node {node.id}'} lost: {decision.reason}",
-            evidence={"reason": decision.reason},
+            evidence={"reason": decision.reason, **_last_report(decision)},
             now=now,
             region=node.region_id,
             node=node.id,
@@ -81,6 +82,10 @@ def node_move(decision: MoveNode, *, now: datetime) -> None:
         )
         if member:
             replacement_begin(node=node.id, cell=member.cell_id, rule=Rule.SILENCE, reason=decision.reason, now=now)
+
+
+def _last_report(decision: MoveNode) -> dict[str, str]:
+    return {"last_report_at": decision.reported_at.isoformat()} if decision.reported_at else {}
 
 
 def _lost_machine(node: Node) -> str:
@@ -216,7 +221,8 @@ def _retire_node(decision: RetireNode, now: datetime) -> None:
     node = _change_state(decision.node, decision.seen, NodeState.RETIRED, decision.reason, now)
     agent_trust_end(kind=AgentKind.NODE, subject=node.id, now=now)
     NodeReport.objects.filter(node=node).delete()
-    incidents_close(node=node.id, kind="node-lost", resolution="replaced and retired", now=now)
+    incident_parts_recover(PartNoun.NODE, [node.id], resolution="replaced and retired", now=now)
+    incidents_close(node=node.id, kind=NODE_LOST, resolution="replaced and retired", now=now)
     if decision.seen is NodeState.FAULTY:
         hardware_set_aside(node, now=now)
     hardware_faults_settle(node_id=node.id, now=now)

@@ -25,7 +25,7 @@ RESOURCES = [
 ]  # fmt: skip
 READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
     "GET usage", "GET costs", "GET usage/responses", "GET autoscaling", "GET capacity-plan", "GET me", "GET operations",
-    "GET benchmarks/best", "GET benchmarks/{id}/histograms",
+    "GET benchmarks/best", "GET incidents/{id}/report", "GET benchmarks/{id}/histograms",
     "GET model-versions/{id}/diff", "GET model-versions/{id}/calibration", "GET cells/{id}/logs", "GET keys/policy",
     "GET model-versions/{id}/memory", "GET replay/rounds/{id}", "GET replay/incidents/{id}",
     "GET why/cell/{id}", "GET why/node/{id}", "GET why/deployment/{id}", "GET why/rollout/{id}", "GET why/share/{id}",
@@ -46,7 +46,8 @@ OPERATE = {
     "POST certificates", "POST certificates/{id}/remove",
     "POST machines/invitations", "POST machines/invitations/{id}/withdraw", "POST machines/{id}/remove",
     "POST machines/{id}/layout", "POST machines/{id}/repaired",
-    "POST incidents/{id}/dismiss", "POST webhooks/{id}/test", "POST models", "PATCH models/{id}",
+    "POST incidents/{id}/dismiss", "POST incidents/{id}/acknowledge", "POST incidents/{id}/assign",
+    "POST incidents/{id}/note", "POST webhooks/{id}/test", "POST models", "PATCH models/{id}",
     "DELETE models/{id}", "POST model-versions",
     "PATCH model-versions/{id}", "DELETE model-versions/{id}", "POST model-versions/{id}/release",
     "POST model-versions/{id}/retire", "POST model-versions/{id}/validate", "POST model-versions/{id}/calibrate",

@@ -17,6 +17,7 @@ VIEWER = {
     "overview", "deployments", "deployment", "rollouts", "rollout", "cells", "cell", "nodes", "node", "region",
     "machines", "regions", "benchmarks",
     "traffic", "playground", "keys", "key", "models", "model", "version", "version-diff", "incidents", "incident",
+    "incident-report", "runbook",
     "engine-build",
     "costs", "instance-types", "instance-type",
     "day-plan",

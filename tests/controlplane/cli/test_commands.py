@@ -253,6 +253,22 @@ def test_an_incident_is_dismissed(switchyard: Switchyard) -> None:
     assert "is closed" in switchyard("dismiss", str(incident.pk), "--why", "a drill").out
 
 
+def test_an_incident_is_taken_over_and_reported(switchyard: Switchyard, tmp_path: Path) -> None:
+    number = str(Incident.objects.create(kind="node-lost", subject="s", summary="Node s lost", opened_at=rows.NOW).pk)
+    assert "is acknowledged by" in switchyard("incident", "acknowledge", number).out
+    again = switchyard("incident", "acknowledge", number)
+    assert (again.code, "was acknowledged by" in again.err) == (6, True)
+    assert "there is no active user 'nobody'" in switchyard("incident", "assign", number, "nobody").err
+    assert "has 1 notes" in switchyard("incident", "note", number, "rack 7").out
+    shown = switchyard("incident", "report", number)
+    assert shown.out.startswith(f"# Incident {number}: Node s lost\n")
+    assert "rack 7" in shown.out
+    assert switchyard("incident", "report", number, "--to", str(tmp_path / "r.md")).code == 0
+    assert (tmp_path / "r.md").read_text() == shown.out
+    assert json.loads(switchyard("incident", "report", number, "-o", "json").out)["steps"][0]["phase"] == "cause"
+    assert switchyard("incident", "report", "999999").code == 4
+
+
 def test_tokens_are_made_listed_and_revoked(switchyard: Switchyard) -> None:
     made = switchyard("create", "token", "ci", "--scope", "write", "--expires-in-days", "3")
     assert made.code == 0, made.err

@@ -64,6 +64,7 @@ DETAILS: tuple[str, ...] = (
     "/models/model-0@1/",
     "/builds/build-0/",
     "/models/model-0@1/diff/?against=model-0@1",
+    "/runbooks/node-lost/",
 )
 """Pages about one thing that `fleets.one_more_of_everything(0)` makes."""
 FLEET_PAGES: tuple[str, ...] = (*LISTS.values(), *FILTERED, *DETAILS)

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db
 
 
 def opened(subject: str = "c1", **where: str) -> Incident:
-    return incident_open(kind="cell-failed", subject=subject, summary="broke", evidence={"pid": 7}, now=NOW, **where)
+    return incident_open(kind="token-drift", subject=subject, summary="broke", evidence={"pid": 7}, now=NOW, **where)
 
 
 def test_an_incident_is_opened_with_its_evidence_and_told() -> None:
@@ -66,6 +66,7 @@ def test_an_incident_says_everything_about_itself() -> None:
     assert bearer().get(f"/api/v1/incidents/{row.id}").json() == {
         "id": row.id,
         "kind": "node-lost",
+        "severity": "major",
         "subject": "n-00000001",
         "state": "open",
         "tone": "bad",
@@ -82,6 +83,12 @@ def test_an_incident_says_everything_about_itself() -> None:
         "opened_at": "2026-11-21T12:00:00Z",
         "closed_at": None,
         "closed_by": "",
+        "acknowledged_by": "",
+        "acknowledged_at": None,
+        "owner": "",
+        "runbook": "node-lost",
+        "parts": [],
+        "notes": [],
         "replacements": [],
     }
 

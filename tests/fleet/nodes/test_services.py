@@ -52,7 +52,7 @@ def test_a_loss_is_an_incident_that_names_the_cell() -> None:
     node_move(MoveNode("n-a", NodeState.READY, NodeState.LOST, "gone", reported_at=NOW), now=LATER)
     incident = Incident.objects.get()
     assert (incident.kind, incident.cell, incident.deployment) == ("node-lost", "c1", "sim-70b")
-    assert incident.evidence == {"reason": "gone"}
+    assert incident.evidence == {"reason": "gone", "last_report_at": NOW.isoformat()}
 
 
 def test_a_decision_that_saw_another_state_changes_nothing() -> None:
