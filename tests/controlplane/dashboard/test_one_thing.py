@@ -101,11 +101,14 @@ def test_a_node_shows_the_builds_that_it_holds_and_fetches() -> None:
 def test_a_node_shows_what_became_of_its_compile_cache() -> None:
     cache = {"key": "9f2c", "state": "fetched from the fleet", "digest": "77ab" * 16, "packed_bytes": 31_000_000}
     cache["peer_bytes"] = 31_000_000
-    rows.node("n-00000001", report={"telemetry": {"compile_caches": [cache]}})
+    offered = ["77ab" * 16, "9f2c" * 16]
+    rows.node("n-00000001", report={"telemetry": {"compile_caches": [cache], "offered_caches": offered}})
     page = part("/nodes/n-00000001/", "node-report")
     assert "fetched from the fleet" in page
     assert "77ab77ab77ab" in page
     assert "29.6 MB from other nodes" in page
+    assert "It offers 2 archives to other nodes." in page
+    assert "compile_caches" not in page
 
 
 def test_a_node_shows_what_its_agent_found_in_it() -> None:
