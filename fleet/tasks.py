@@ -7,7 +7,7 @@ from fleet.agents.services.enrolment import join_tokens_trim
 from fleet.clouds.services.upkeep import CloudUpkeep, cloud_metrics_send
 from fleet.faults.services.incidents import step_windows_cut
 from fleet.faults.services.watch import speculation_drift_check, token_drift_check
-from fleet.load.services import history_trim, load_sample
+from fleet.load.services import history_trim, load_sample, node_windows_sample
 from fleet.machines.services.machines import invitations_trim
 from fleet.machines.services.provisioning import Provisioning
 from fleet.nodes.services.reports import node_logs_trim
@@ -102,6 +102,7 @@ def sample_load() -> None:
     now = clock.now()
     if load_sample(now=now):
         rollout_points_keep(now=now)
+    node_windows_sample(now=now)
 
 
 @shared_task(name="fleet.judge_token_drift")

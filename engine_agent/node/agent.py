@@ -163,6 +163,7 @@ class NodeAgent:
         self._last_observed: Observed | None = None
         self._steps: StepTimes | None = None
         self._logs = LogTailSender(place.home)
+        self._home = place.home
         self._checks = NodeChecks(
             place.home,
             lambda: _pythons_of(place),
@@ -340,7 +341,7 @@ class NodeAgent:
         self._last_observed = observed
         seen = self._node.seen
         telemetry = structs.replace(
-            read_usage(observed.engine_pid),
+            read_usage(observed.engine_pid, self._home),
             accelerators=self._accelerators.devices(),
             accelerator_trouble=self._accelerators.trouble(),
             refused_order=self._node.refused_order,

@@ -35,6 +35,8 @@ class Accelerator(Struct, frozen=True):
     uuid: str = ""
     numa: int | None = None
     clocks: DeviceClocks | None = None
+    temperature_c: float | None = None
+    power_watts: float | None = None
 
     def __str__(self) -> str:
         parts = [f"{self.kind} {self.index}: {self.name}"]
@@ -143,6 +145,19 @@ class Prefetched(Struct, frozen=True, omit_defaults=True):
     troubles: Annotated[dict[str, str], Meta(max_length=NODE_ARTIFACTS_MAX)] = field(default_factory=dict)
 
 
+class HostUse(Struct, frozen=True, omit_defaults=True):
+    """Use of a machine's memory, of the file system with the node's files, of its disks and of its network, which all
+    its nodes share. Bytes moved are totals since the machine started; None if unknown."""
+
+    memory_bytes: int | None = None
+    filesystem_used_bytes: int | None = None
+    filesystem_bytes: int | None = None
+    disk_read_bytes: int | None = None
+    disk_written_bytes: int | None = None
+    network_received_bytes: int | None = None
+    network_sent_bytes: int | None = None
+
+
 class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     """Use of a node and of its accelerators, and problems of its agent. None and empty: nothing to report.
 
@@ -166,3 +181,4 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
     compile_caches: Annotated[tuple[NodeCache, ...], Meta(max_length=1)] = ()
     offered_caches: Annotated[tuple[Annotated[str, Meta(max_length=64)], ...], Meta(max_length=OFFERED_CACHES_MAX)] = ()
     prefetched: Prefetched | None = None
+    host: HostUse | None = None

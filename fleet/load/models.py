@@ -4,9 +4,9 @@ from django.db import models
 
 
 class LoadSubject(models.Model):
-    """Something with a load history: `fleet`, `region:<name>`, `deployment:<name>`, `deployment:<name>@<region>` or
-    `cell:<id>`. `index`: its last fine window; `memory`: the base of the next one (`fleet.load.planner.Accumulator`).
-    """
+    """Something with a load history: `fleet`, `region:<name>`, `deployment:<name>`, `deployment:<name>@<region>`,
+    `cell:<id>` or `node:<id>`. `index`: its last fine window; `memory`: the base of the next one
+    (`fleet.load.planner.Accumulator`), empty for nodes."""
 
     name = models.CharField(max_length=200, unique=True)
     index = models.BigIntegerField(default=0)
@@ -49,6 +49,37 @@ class LoadWindow(models.Model):
 
     def __str__(self) -> str:
         return f"{self.step_s} s of subject {self.subject_id} from {self.at:%Y-%m-%d %H:%M:%S}"
+
+
+class NodeWindow(models.Model):
+    """A window of a node, `node:<id>`: use of its machine and its devices. A deployment and a region have the mean of
+    their nodes, the hottest device and the total power. Totals of bytes and errors are the last ones in the window, so
+    that differences between windows count everything in between; only nodes have them. None: not reported."""
+
+    pk = models.CompositePrimaryKey("subject_id", "step_s", "at")
+    subject = models.ForeignKey(LoadSubject, on_delete=models.CASCADE, related_name="node_windows", db_index=False)
+    step_s = models.PositiveSmallIntegerField()
+    at = models.DateTimeField()
+    cpu_percent = models.FloatField(null=True)
+    memory_percent = models.FloatField(null=True)
+    disk_percent = models.FloatField(null=True)
+    utilisation_percent = models.FloatField(null=True)
+    device_memory_percent = models.FloatField(null=True)
+    clock_percent = models.FloatField(null=True)
+    temperature_c = models.FloatField(null=True)
+    power_watts = models.FloatField(null=True)
+    network_received = models.BigIntegerField(null=True)
+    network_sent = models.BigIntegerField(null=True)
+    disk_read = models.BigIntegerField(null=True)
+    disk_written = models.BigIntegerField(null=True)
+    ecc_errors = models.BigIntegerField(null=True)
+    link_errors = models.BigIntegerField(null=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["step_s", "at"], name="node_window_step_at")]
+
+    def __str__(self) -> str:
+        return f"{self.step_s} s of node subject {self.subject_id} from {self.at:%Y-%m-%d %H:%M:%S}"
 
 
 class RefusedRequests(models.Model):

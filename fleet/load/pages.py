@@ -171,8 +171,8 @@ LOAD_CHARTS: tuple[tuple[str, str, str, tuple[Line, ...]], ...] = (
         (
             Line("in_flight", "in flight"),
             Line("queued", "queued", Colour.WARN),
-            Line("running", "in the batch"),
-            Line("waiting", "waiting in the engine", Colour.BAKE),
+            Line("running", "running"),
+            Line("waiting", "waiting", Colour.BAKE),
         ),
     ),
     ("cache", "KV cache", "%", (Line("kv_percent", "in use"), Line("cache_hit_percent", "prefix hits"))),

@@ -185,6 +185,18 @@ KEPT_S: Mapping[int, int] = {FINE_S: 3600, 300: 86_400, 3600: 14 * 86_400}
 COARSE_S = tuple(step for step in KEPT_S if step != FINE_S)
 
 
+MINUTE_S = 60
+NODE_KEPT_S: Mapping[int, int] = {MINUTE_S: 6 * 3600, 300: 86_400, 3600: 14 * 86_400}
+"""Step of a node's window -> retention: 360, 288 and 336 windows per node."""
+NODE_GAUGES = (
+    *("cpu_percent", "memory_percent", "disk_percent", "utilisation_percent", "device_memory_percent"),
+    *("clock_percent", "temperature_c", "power_watts"),
+)
+NODE_ERRORS = ("ecc_errors", "link_errors")
+NODE_TOTALS = ("network_received", "network_sent", "disk_read", "disk_written", *NODE_ERRORS)
+"""Columns of a node's window: means, and totals since the machine or its driver started."""
+
+
 class Sample(msgspec.Struct, array_like=True):
     """Increase of a series between two moments, and its gauges at the second. `handed_back`: a cell's errors that count
     at the ingress if they also fail elsewhere. `engines` cells reported an engine's batch, and `kv_cells` a KV cache;

@@ -14,8 +14,8 @@ from msgspec import convert, structs
 from engine_agent.protocol.load_messages import BatchLoad, CacheLoad, EngineLoad, HandoverLoad, Load, SpeculationLoad
 from fleet.cells.models import Cell, CellMember
 from fleet.deployments.planner import WINDOWS_S, RequestCounts, total
-from fleet.load.models import LoadWindow
-from fleet.load.planner import FINE_S, KEPT_S
+from fleet.load.models import LoadWindow, NodeWindow
+from fleet.load.planner import FINE_S, KEPT_S, NODE_ERRORS, NODE_GAUGES, NODE_KEPT_S, NODE_TOTALS
 from fleet.nodes.models import NodeReport
 from fleet.reconcile.planning.states import CellState
 from kernel.time_ranges import TimeRange
@@ -78,6 +78,10 @@ def cell_subject(cell: str) -> str:
     return f"cell:{cell}"
 
 
+def node_subject(node: str) -> str:
+    return f"node:{node}"
+
+
 def region_subject(region: str) -> str:
     return f"region:{region}"
 
@@ -105,6 +109,74 @@ def load_series(subjects: Sequence[str], span: TimeRange, step_s: int) -> dict[s
         if place < end - first:
             grids[subject][place] = _point(*figures)
     return {name: LoadSeries(start, step_s, tuple(points)) for name, points in grids.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class NodePoint:
+    """Use of a machine and its devices in one window, None if unknown. `…_per_s` and the errors are differences to the
+    window before."""
+
+    cpu_percent: float | None
+    memory_percent: float | None
+    disk_percent: float | None
+    utilisation_percent: float | None
+    device_memory_percent: float | None
+    clock_percent: float | None
+    temperature_c: float | None
+    power_watts: float | None
+    network_received_per_s: float | None = None
+    network_sent_per_s: float | None = None
+    disk_read_per_s: float | None = None
+    disk_written_per_s: float | None = None
+    ecc_errors: float | None = None
+    link_errors: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSeries:
+    """Use of a subject. `points[i]` is the window from `start + i * step_s`, or None without a report."""
+
+    start: datetime
+    step_s: int
+    points: tuple[NodePoint | None, ...]
+
+
+NODE_FIGURES = tuple(field.name for field in fields(NodePoint))
+
+
+def node_series(subjects: Sequence[str], span: TimeRange, now: datetime) -> dict[str, NodeSeries]:
+    """Subject -> use of its machines and devices in whole steps of the range, for each subject. One query."""
+    step_s = step_of(span, now, NODE_KEPT_S)
+    end = int(span.end.timestamp() // step_s)
+    first = end - max(1, int(span.length.total_seconds() // step_s))
+    start = datetime.fromtimestamp(first * step_s, UTC)
+    grids: dict[str, list[NodePoint | None]] = {name: [None] * (end - first) for name in subjects}
+    before: dict[str, tuple[datetime, Sequence[int | None]]] = {}
+    rows = NodeWindow.objects.filter(subject__name__in=subjects, step_s=step_s, at__gte=start, at__lt=span.end)
+    for subject, at, *figures in rows.order_by("at").values_list("subject__name", "at", *NODE_GAUGES, *NODE_TOTALS):
+        place = int(at.timestamp() // step_s) - first
+        gauges, totals = figures[: len(NODE_GAUGES)], figures[len(NODE_GAUGES) :]
+        if place < end - first:
+            grids[subject][place] = NodePoint(*gauges, *_node_rates(before.get(subject), at, totals))
+        before[subject] = (at, totals)
+    return {name: NodeSeries(start, step_s, tuple(points)) for name, points in grids.items()}
+
+
+def _node_rates(
+    before: tuple[datetime, Sequence[int | None]] | None, at: datetime, totals: Sequence[int | None]
+) -> Iterable[float | None]:
+    """Bytes per second, and new errors. A smaller total began again at 0, when the machine or its driver started."""
+    if before is None:
+        return (None,) * len(totals)
+    seconds = max(1.0, (at - before[0]).total_seconds())
+    grown = [
+        None if then is None or now is None else now - then if now >= then else now
+        for then, now in zip(before[1], totals, strict=True)
+    ]
+    return (
+        None if more is None else float(more) if name in NODE_ERRORS else more / seconds
+        for name, more in zip(NODE_TOTALS, grown, strict=True)
+    )
 
 
 def last_windows(subjects: Iterable[str], now: datetime, *, within_s: float = 4 * FINE_S) -> dict[str, Point]:

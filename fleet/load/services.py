@@ -1,11 +1,12 @@
 """Stores load over time of cells, deployments and regions, from the totals that cells report and the failed requests
-that ingresses report. One worker at a time takes samples, four times a minute. A missed sample goes into the next
-window; nothing is interpolated. Each failed request counts once, however often and late it is reported."""
+that ingresses report, and the use of machines and devices. One worker at a time takes samples, four times a minute. A
+missed sample goes into the next window; nothing is interpolated. Each failed request counts once, however often and
+late it is reported."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -17,11 +18,15 @@ from engine_agent.protocol.load_messages import Load
 from engine_agent.protocol.states import ServingClass
 from fleet.deployments.models import Deployment
 from fleet.deployments.planner import parse_objective
-from fleet.load.models import LoadSubject, LoadWindow, RefusedRequests
+from fleet.load.models import LoadSubject, LoadWindow, NodeWindow, RefusedRequests
 from fleet.load.planner import (
     FRESH_FOR_S,
     KEPT_S,
     MAX_COUNT,
+    MINUTE_S,
+    NODE_GAUGES,
+    NODE_KEPT_S,
+    NODE_TOTALS,
     Accumulator,
     CellCounters,
     FinishedWindow,
@@ -34,7 +39,7 @@ from fleet.load.planner import (
     sample_of,
     seen_by_clients,
 )
-from fleet.load.selectors import FLEET, cell_subject, deployment_subject, region_subject
+from fleet.load.selectors import FLEET, cell_subject, deployment_subject, node_subject, region_subject
 from kernel import live
 from kernel.leases import lease_during
 
@@ -87,12 +92,15 @@ def history_trim(*, now: datetime) -> None:
     """Deletes windows older than their step's retention, and subjects without windows."""
     for step, kept_s in KEPT_S.items():
         LoadWindow.objects.filter(step_s=step, at__lt=now - timedelta(seconds=kept_s)).delete()
+    for step, kept_s in NODE_KEPT_S.items():
+        NodeWindow.objects.filter(step_s=step, at__lt=now - timedelta(seconds=kept_s)).delete()
     LoadSubject.objects.filter(seen_at__lt=now - timedelta(seconds=max(KEPT_S.values()))).delete()
 
 
 def _sample(now: datetime) -> int:
     reported = list(_reported_loads(now))
-    subjects = {name: (pk, encoded) for pk, name, encoded in LoadSubject.objects.values_list("pk", "name", "memory")}
+    counted = LoadSubject.objects.exclude(name__startswith=node_subject(""))
+    subjects = {name: (pk, encoded) for pk, name, encoded in counted.values_list("pk", "name", "memory")}
     counted_before = FLEET in subjects
     accumulators = {name: _accumulator_decoder.decode(encoded) for name, (_, encoded) in subjects.items() if encoded}
     samples = _samples(reported, accumulators, counted_before, _refused())
@@ -241,3 +249,119 @@ def _counts(codes: Any) -> dict[str, int]:
 def _refusals_added(row: RefusedRequests | None, since: str, codes: Mapping[str, int]) -> int:
     before = row.codes if row is not None and row.since == since else {}
     return sum(max(0, count - before.get(code, 0)) for code, count in codes.items())
+
+
+# Use of machines and devices: one row a node and minute, and means of longer steps. Each step is one SQL statement, so
+# that a pass costs the same few statements at any size. Differences of totals are taken when they are read.
+
+NODES_LEASE = "fleet:node-windows"
+SEEN_EVERY = timedelta(days=1)
+MOST = 9_000_000_000_000_000
+"""Reported counts above this are clipped, as nothing real is as large."""
+
+
+def _clipped(expression: str) -> str:
+    """GREATEST would make 0 of what is unknown."""
+    return f"CASE WHEN {expression} IS NOT NULL THEN LEAST(GREATEST(({expression})::numeric, 0), {MOST}) END"
+
+
+def _host(name: str) -> str:
+    return _clipped(f"report.telemetry #>> '{{host,{name}}}'")
+
+
+def _device(name: str) -> str:
+    return _clipped(f"device ->> '{name}'")
+
+
+_FRESH = "report.connected AND report.last_seen_at > %(since)s"
+_SUBJECTS = f"""
+INSERT INTO fleet_loadsubject (name, index, memory, seen_at)
+SELECT 'node:' || report.node_id, 0, '', %(now)s FROM fleet_nodereport report WHERE {_FRESH}
+ON CONFLICT (name) DO UPDATE SET seen_at = EXCLUDED.seen_at WHERE fleet_loadsubject.seen_at < %(seen_before)s
+"""  # noqa: S608 - only names of columns
+_NODES = f"""
+INSERT INTO fleet_nodewindow (subject_id, step_s, at, {", ".join(NODE_GAUGES + NODE_TOTALS)})
+SELECT subject.id, {MINUTE_S}, %(at)s,
+    {_clipped("report.telemetry ->> 'host_cpu_percent'")},
+    100 * ({_clipped("report.telemetry ->> 'host_memory_used_bytes'")}) / NULLIF({_host("memory_bytes")}, 0),
+    100 * ({_host("filesystem_used_bytes")}) / NULLIF({_host("filesystem_bytes")}, 0),
+    devices.utilisation, devices.memory, devices.clock, devices.temperature, devices.power,
+    {_host("network_received_bytes")}, {_host("network_sent_bytes")},
+    {_host("disk_read_bytes")}, {_host("disk_written_bytes")},
+    devices.ecc, COALESCE(devices.links + links.errors, devices.links, links.errors)
+FROM fleet_nodereport report
+JOIN fleet_loadsubject subject ON subject.name = 'node:' || report.node_id
+CROSS JOIN LATERAL (
+    SELECT avg({_device("utilisation_percent")}) AS utilisation,
+        100 * sum({_device("memory_used_bytes")}) / NULLIF(sum({_device("memory_total_bytes")}), 0) AS memory,
+        100 * min(({_clipped("device #>> '{clocks,clock_mhz}'")})
+            / NULLIF({_clipped("device #>> '{clocks,max_clock_mhz}'")}, 0)) AS clock,
+        max({_device("temperature_c")}) AS temperature, sum({_device("power_watts")}) AS power,
+        sum(counted.ecc) AS ecc, sum(counted.links) AS links
+    FROM jsonb_array_elements(report.telemetry -> 'accelerators') AS device
+    CROSS JOIN LATERAL (
+        SELECT sum({_clipped("value")}) FILTER (WHERE key LIKE '%%ecc%%') AS ecc,
+            sum({_clipped("value")}) FILTER (WHERE key LIKE 'nvlink%%' OR key LIKE 'pcie%%') AS links
+        FROM jsonb_each_text(device -> 'errors')
+    ) AS counted
+) AS devices
+CROSS JOIN LATERAL (
+    SELECT sum({_clipped("value")}) AS errors
+    FROM jsonb_array_elements(report.telemetry -> 'network') AS card(card), jsonb_each_text(card.card -> 'errors')
+) AS links
+WHERE {_FRESH}
+ON CONFLICT DO NOTHING
+"""  # noqa: S608 - only names of columns
+_OF_GROUP = ", ".join(
+    {"temperature_c": "max", "power_watts": "sum"}.get(name, "avg") + f"(nodes.{name})" for name in NODE_GAUGES
+)
+_GROUPS = f"""
+INSERT INTO fleet_nodewindow (subject_id, step_s, at, {", ".join(NODE_GAUGES)})
+SELECT subject.id, {MINUTE_S}, %(at)s, {_OF_GROUP}
+FROM fleet_nodewindow nodes
+JOIN fleet_loadsubject own ON own.id = nodes.subject_id AND own.name LIKE 'node:%%'
+JOIN fleet_node node ON node.id = substr(own.name, 6)
+LEFT JOIN fleet_cellmember member ON member.node_id = node.id
+LEFT JOIN fleet_cell cell ON cell.id = member.cell_id
+JOIN fleet_loadsubject subject
+    ON subject.name IN ('deployment:' || cell.deployment_id, 'region:' || node.region_id, 'fleet')
+WHERE nodes.step_s = {MINUTE_S} AND nodes.at = %(at)s
+GROUP BY subject.id
+ON CONFLICT DO NOTHING
+"""  # noqa: S608 - only names of columns
+_LONGER = f"""
+INSERT INTO fleet_nodewindow (subject_id, step_s, at, {", ".join(NODE_GAUGES + NODE_TOTALS)})
+SELECT subject_id, %(step_s)s, %(start)s,
+    {", ".join(f"{'max' if name == 'temperature_c' else 'avg'}({name})" for name in NODE_GAUGES)},
+    {", ".join(f"max({name})" for name in NODE_TOTALS)}
+FROM fleet_nodewindow WHERE step_s = %(of_s)s AND at >= %(start)s AND at < %(end)s
+GROUP BY subject_id
+ON CONFLICT DO NOTHING
+"""  # noqa: S608 - only names of columns
+
+
+def node_windows_sample(*, now: datetime) -> int:
+    """Stores the windows that have ended, unless they are stored. Returns the number of new rows."""
+    at = _window(now, MINUTE_S)
+    with lease_during(name=NODES_LEASE, ttl_s=SAMPLE_LIMIT_S, now=now) as is_ours:
+        if not is_ours or NodeWindow.objects.filter(step_s=MINUTE_S, at=at).exists():
+            return 0
+        with transaction.atomic(), connection.cursor() as cursor:
+            values = {"at": at, "now": now, "since": now - timedelta(seconds=FRESH_FOR_S)}
+            cursor.execute(_SUBJECTS, {**values, "seen_before": now - SEEN_EVERY})
+            cursor.execute(_NODES, values)
+            stored: int = cursor.rowcount
+            cursor.execute(_GROUPS, values)
+            stored += cursor.rowcount
+            for of_s, step_s in ((MINUTE_S, 300), (300, 3600)):
+                start = _window(now, step_s)
+                if not NodeWindow.objects.filter(step_s=step_s, at=start).exists():
+                    end = start + timedelta(seconds=step_s)
+                    cursor.execute(_LONGER, {"step_s": step_s, "of_s": of_s, "start": start, "end": end})
+                    stored += cursor.rowcount
+    return stored
+
+
+def _window(now: datetime, step_s: int) -> datetime:
+    """The start of the last window that has ended."""
+    return datetime.fromtimestamp((int(now.timestamp()) // step_s - 1) * step_s, UTC)

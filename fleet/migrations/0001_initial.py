@@ -707,6 +707,32 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='NodeWindow',
+            fields=[
+                ('pk', models.CompositePrimaryKey('subject_id', 'step_s', 'at', blank=True, editable=False, primary_key=True, serialize=False)),
+                ('step_s', models.PositiveSmallIntegerField()),
+                ('at', models.DateTimeField()),
+                ('cpu_percent', models.FloatField(null=True)),
+                ('memory_percent', models.FloatField(null=True)),
+                ('disk_percent', models.FloatField(null=True)),
+                ('utilisation_percent', models.FloatField(null=True)),
+                ('device_memory_percent', models.FloatField(null=True)),
+                ('clock_percent', models.FloatField(null=True)),
+                ('temperature_c', models.FloatField(null=True)),
+                ('power_watts', models.FloatField(null=True)),
+                ('network_received', models.BigIntegerField(null=True)),
+                ('network_sent', models.BigIntegerField(null=True)),
+                ('disk_read', models.BigIntegerField(null=True)),
+                ('disk_written', models.BigIntegerField(null=True)),
+                ('ecc_errors', models.BigIntegerField(null=True)),
+                ('link_errors', models.BigIntegerField(null=True)),
+                ('subject', models.ForeignKey(db_index=False, on_delete=django.db.models.deletion.CASCADE, related_name='node_windows', to='fleet.loadsubject')),
+            ],
+            options={
+                'indexes': [models.Index(fields=['step_s', 'at'], name='node_window_step_at')],
+            },
+        ),
+        migrations.CreateModel(
             name='LoadWindow',
             fields=[
                 ('pk', models.CompositePrimaryKey('subject_id', 'step_s', 'at', blank=True, editable=False, primary_key=True, serialize=False)),

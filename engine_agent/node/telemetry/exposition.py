@@ -67,7 +67,38 @@ def _node(labels: Mapping[str, str], report: Report) -> list[str]:
             sample("switchyard_node_telemetry", {**labels, "name": name}, float(value))
             for name, value in sorted(numbers.items())
         ]
+    return lines + _devices(labels, report) + _host(labels, report)
+
+
+DEVICE_FIGURES = ("utilisation_percent", "memory_used_bytes", "memory_total_bytes", "temperature_c", "power_watts")
+
+
+def _devices(labels: Mapping[str, str], report: Report) -> list[str]:
+    devices = report.telemetry.accelerators
+    if not devices:
+        return []
+    lines = family("switchyard_node_device", "gauge", "Use of an accelerator, by name.")
+    lines += family("switchyard_node_device_errors", "gauge", "Errors of an accelerator since its driver was loaded.")
+    for device in devices:
+        own = {**labels, "device": f"{device.kind}{device.index}"}
+        clock = device.clocks.clock_mhz if device.clocks else None
+        for name, value in (*((name, getattr(device, name)) for name in DEVICE_FIGURES), ("clock_mhz", clock)):
+            if value is not None:
+                lines.append(sample("switchyard_node_device", {**own, "name": name}, value))
+        for name, count in sorted(device.errors.items()):
+            lines.append(sample("switchyard_node_device_errors", {**own, "name": name}, count))
     return lines
+
+
+def _host(labels: Mapping[str, str], report: Report) -> list[str]:
+    host = report.telemetry.host
+    known = {name: value for name, value in structs.asdict(host).items() if value is not None} if host else {}
+    if not known:
+        return []
+    lines = family("switchyard_node_host", "gauge", "Use of the machine's memory, disks and network, by name.")
+    return lines + [
+        sample("switchyard_node_host", {**labels, "name": name}, value) for name, value in sorted(known.items())
+    ]
 
 
 def _ingress(labels: Mapping[str, str], report: IngressReport) -> list[str]:

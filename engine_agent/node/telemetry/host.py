@@ -5,7 +5,7 @@ growth matters. Names and meaning: https://docs.aws.amazon.com/AWSEC2/latest/Use
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import psutil
@@ -24,7 +24,7 @@ from engine_agent.node.telemetry.nvidia import NvidiaReader
 from engine_agent.protocol.machine_messages import NodeResources
 from engine_agent.protocol.messages import Inventory
 from engine_agent.protocol.signatures import FaultSignature
-from engine_agent.protocol.telemetry_messages import NetworkDevice, NodeTelemetry
+from engine_agent.protocol.telemetry_messages import HostUse, NetworkDevice, NodeTelemetry
 
 
 def read_inventory(instance_type: str, address: str, port_base: int, owns: NodeResources | None = None) -> Inventory:
@@ -38,16 +38,42 @@ def read_inventory(instance_type: str, address: str, port_base: int, owns: NodeR
     )
 
 
-def read_usage(engine_pid: int | None) -> NodeTelemetry:
-    """Use since the last call of the CPUs that this process may use, and current memory of the machine, the agent and
-    the engine's main process."""
+def read_usage(engine_pid: int | None, home: Path = Path("/"), root: Path = Path("/")) -> NodeTelemetry:
+    """Use since the last call of the CPUs that this process may use, current memory of the machine, the agent and the
+    engine's main process, and the machine's file system at `home`, disks and network. `root` replaces `/` for the
+    list of network devices."""
     memory = psutil.virtual_memory()
     return NodeTelemetry(
         host_cpu_percent=_own_cpu_percent(),
         host_memory_used_bytes=memory.total - memory.available,
         agent_rss_bytes=_rss_bytes(os.getpid()),
         engine_rss_bytes=_rss_bytes(engine_pid) if engine_pid is not None else None,
+        host=read_host_use(memory.total, home, root),
     )
+
+
+def read_host_use(memory_bytes: int, home: Path, root: Path = Path("/")) -> HostUse:
+    """A container without access to one of the sources reports the others."""
+    used = total = read = written = received = sent = None
+    with contextlib.suppress(OSError):
+        filesystem = psutil.disk_usage(str(home))
+        used, total = filesystem.used, filesystem.total
+    with contextlib.suppress(OSError, ValueError, RuntimeError, NotImplementedError):
+        if (disks := psutil.disk_io_counters()) is not None:
+            read, written = disks.read_bytes, disks.write_bytes
+    with contextlib.suppress(OSError, ValueError):
+        moved = psutil.net_io_counters(pernic=True)
+        names = _network_devices(root, moved)
+        received = sum(moved[name].bytes_recv for name in names)
+        sent = sum(moved[name].bytes_sent for name in names)
+    return HostUse(memory_bytes, used, total, read, written, received, sent)
+
+
+def _network_devices(root: Path, names: Iterable[str]) -> list[str]:
+    """Devices with hardware, because bridges and tunnels would count the same bytes again. A container may have none
+    of them: all but the loopback."""
+    others = [name for name in names if name != "lo"]
+    return [name for name in others if (root / "sys/class/net" / name / "device").exists()] or others
 
 
 def _own_cpu_percent() -> float:

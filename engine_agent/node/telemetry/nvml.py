@@ -26,6 +26,9 @@ _CORRECTED, _UNCORRECTED, _VOLATILE = 0, 1, 0
 _XID_CRITICAL_ERROR = 8
 _GPU_RECOVERY_ACTION = 230
 _CLOCK_SM = 1
+_TEMPERATURE_GPU = 0
+_LINK_ERRORS = {38: "nvlink_crc_flit", 45: "nvlink_crc_data", 52: "nvlink_replay", 59: "nvlink_recovery"}
+"""NVML_FI_DEV_NVLINK_…_ERROR_COUNT_TOTAL, over all lanes."""
 _MIG_ENABLED = 1
 
 T = TypeVar("T")
@@ -89,6 +92,8 @@ class Nvml:
             uuid=uuid,
             numa=self._numa[uuid],
             clocks=self._clocks(handle),
+            temperature_c=_number(self._call_or_none("nvmlDeviceGetTemperature", handle, _TEMPERATURE_GPU)),
+            power_watts=_number(self._call_or_none("nvmlDeviceGetPowerUsage", handle), 1000),
         )
 
     def _clocks(self, handle: Any) -> DeviceClocks | None:
@@ -121,6 +126,7 @@ class Nvml:
                     index=instance_index(index, number),
                     name=_text(self._call("nvmlDeviceGetName", instance)),
                     utilisation_percent=None,
+                    power_watts=None,
                     memory_used_bytes=int(memory.used),
                     memory_total_bytes=int(memory.total),
                     uuid=_text(self._call("nvmlDeviceGetUUID", instance)),
@@ -172,7 +178,18 @@ class Nvml:
         values = self._call_or_none("nvmlDeviceGetFieldValues", handle, [_GPU_RECOVERY_ACTION])
         if values is not None and len(values) == 1 and values[0].nvmlReturn == 0:
             counters["recovery_action"] = int(values[0].value.uiVal)
+        counters |= self._link_errors(handle)
         return {name: int(count) for name, count in counters.items() if count is not None}
+
+    def _link_errors(self, handle: Any) -> dict[str, int | None]:
+        """Devices without NVLink report none of its counters."""
+        values = self._call_or_none("nvmlDeviceGetFieldValues", handle, list(_LINK_ERRORS)) or ()
+        known = {
+            name: int(value.value.ullVal)
+            for name, value in zip(_LINK_ERRORS.values(), values, strict=False)
+            if value.nvmlReturn == 0
+        }
+        return {**known, "pcie_replay": self._call_or_none("nvmlDeviceGetPcieReplayCounter", handle)}
 
     def _answers(self, call: str, handle: Any) -> bool:
         try:
@@ -202,6 +219,10 @@ class Nvml:
 def _text(value: Any) -> str:
     """NVML's texts, which older versions of the library return as bytes; "" for None."""
     return value.decode() if isinstance(value, bytes) else str(value or "")
+
+
+def _number(value: Any, divisor: int = 1) -> float | None:
+    return None if value is None else round(float(value) / divisor, 1)
 
 
 def numa_node(address: str, root: Path = Path("/")) -> int | None:

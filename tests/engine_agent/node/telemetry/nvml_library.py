@@ -28,6 +28,8 @@ class Library:
         self.uncorrected = 0
         self.rows = (0, 0, 0, 0)
         self.recovery_action = 0
+        self.link_errors: dict[int, int] = {}
+        """NVML's field -> its count; devices without NVLink have none."""
         self.clock_mhz, self.clock_reasons = 1755, 0x4
         self.xids: list[tuple[int, int]] = []
         self.sessions = self.shutdowns = 0
@@ -101,8 +103,28 @@ class Library:
 
     def nvmlDeviceGetFieldValues(self, handle: int, fields: list[int]) -> list[SimpleNamespace]:
         self._may("nvmlDeviceGetFieldValues")
-        assert fields == [230]
-        return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=self.recovery_action))]
+        if fields == [230]:
+            return [SimpleNamespace(nvmlReturn=0, value=SimpleNamespace(uiVal=self.recovery_action))]
+        return [
+            SimpleNamespace(
+                nvmlReturn=0 if field in self.link_errors else NOT_SUPPORTED,
+                value=SimpleNamespace(ullVal=self.link_errors.get(field, 0)),
+            )
+            for field in fields
+        ]
+
+    def nvmlDeviceGetPcieReplayCounter(self, handle: int) -> int:
+        self._may("nvmlDeviceGetPcieReplayCounter")
+        return 3
+
+    def nvmlDeviceGetTemperature(self, handle: int, sensor: int) -> int:
+        self._may("nvmlDeviceGetTemperature")
+        assert sensor == 0
+        return 61
+
+    def nvmlDeviceGetPowerUsage(self, handle: int) -> int:
+        self._may("nvmlDeviceGetPowerUsage")
+        return 412_480
 
     def nvmlDeviceGetTotalEnergyConsumption(self, handle: int) -> int:
         self._may("nvmlDeviceGetTotalEnergyConsumption")

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine_agent.node.telemetry.exposition import HOST, agent_exposition, serve_metrics
@@ -16,7 +17,7 @@ from engine_agent.protocol.ingress_messages import (
 )
 from engine_agent.protocol.messages import Health, Observed, Report
 from engine_agent.protocol.states import EngineState
-from engine_agent.protocol.telemetry_messages import NodeTelemetry
+from engine_agent.protocol.telemetry_messages import Accelerator, DeviceClocks, HostUse, NodeTelemetry
 from tests.ports import free_port
 
 REPORT = Report(
@@ -55,6 +56,20 @@ def test_a_node_tells_its_engines_state_and_its_numbers() -> None:
     assert told["switchyard_node_telemetry", "host_cpu_percent"] == 12.5
     assert ("switchyard_node_telemetry", "accelerator_trouble") not in told
     assert ("switchyard_node_telemetry", "engine_rss_bytes") not in told
+
+
+def test_a_node_tells_the_use_of_its_devices_and_of_its_machine() -> None:
+    device = Accelerator(
+        3, "nvidia", "H100", utilisation_percent=42.0, temperature_c=61.0, errors={"nvlink_replay": 7},
+        clocks=DeviceClocks(1005, 1980),
+    )  # fmt: skip
+    host = HostUse(memory_bytes=2**34, network_sent_bytes=5)
+    report = replace(REPORT, telemetry=NodeTelemetry(accelerators=(device,), host=host))
+    told = values(agent_exposition("n-1", True, report))
+    figures = {name: value for (family, name), value in told.items() if family == "switchyard_node_device"}
+    assert figures == {"utilisation_percent": 42.0, "temperature_c": 61.0, "clock_mhz": 1005}
+    assert told["switchyard_node_device_errors", "nvlink_replay"] == 7
+    assert told["switchyard_node_host", "network_sent_bytes"] == 5
 
 
 def test_an_ingress_tells_its_cells() -> None:

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from engine_agent.node.telemetry.host import (
@@ -10,6 +11,7 @@ from engine_agent.node.telemetry.host import (
     accelerators_here,
     neuron_device_count,
     nvidia_device_count,
+    read_host_use,
     read_inventory,
     read_usage,
 )
@@ -31,6 +33,30 @@ def test_states_what_is_in_use_and_nothing_of_an_engine_that_is_gone() -> None:
     assert (seen.host_memory_used_bytes or 0) > 0
     assert read_usage(None).engine_rss_bytes is None
     assert read_usage(2**22 + 1).engine_rss_bytes is None
+
+
+NET_DEV = """Inter-|   Receive                                   |  Transmit
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
+    lo: 918273645 8081231 0 0 0 0 0 0 918273645 8081231 0 0 0 0 0 0
+  ens5: 73400320 101233 0 0 0 0 0 0 5242880 88213 0 0 0 0 0 0
+docker0: 73400000 101200 0 0 0 0 0 0 5242000 88200 0 0 0 0 0 0
+"""
+"""`/proc/net/dev` of a virtual machine with Docker, with fewer spaces."""
+
+
+@pytest.mark.parametrize(("hardware", "received", "sent"), [(("ens5",), 73400320, 5242880), ((), 146800320, 10484880)])
+def test_bytes_of_the_network_are_those_of_devices_with_hardware(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hardware: tuple[str, ...], received: int, sent: int
+) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/dev").write_text(NET_DEV)
+    for name in hardware:
+        (tmp_path / "sys/class/net" / name / "device").mkdir(parents=True)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
+    use = read_host_use(2**34, tmp_path, tmp_path)
+    assert (use.network_received_bytes, use.network_sent_bytes) == (received, sent)
+    assert use.memory_bytes == 2**34
+    assert 0 < (use.filesystem_used_bytes or 0) <= (use.filesystem_bytes or 0)
 
 
 def touch(path: Path) -> None:

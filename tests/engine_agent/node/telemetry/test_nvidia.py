@@ -57,9 +57,25 @@ async def test_a_device_has_name_use_memory_and_error_counters() -> None:
     assert str(device) == "nvidia 0: NVIDIA H100 80GB HBM3, 80 GiB"
     assert (device.uuid, device.numa) == ("GPU-00000000-1111-2222-3333-444444444444", None)
     assert (device.utilisation_percent, device.memory_used_bytes) == (37.0, 5 * 2**30)
+    assert (device.temperature_c, device.power_watts) == (61.0, 412.5)
     assert device.errors["ecc_corrected"] == 2
+    assert device.errors["pcie_replay"] == 3
+    assert not any(name.startswith("nvlink") for name in device.errors), "it has no links"
     assert device.errors.keys() >= {"ecc_uncorrected", "row_remap_failed", "recovery_action"}
     assert reader.trouble == ""
+
+
+@pytest.mark.asyncio
+async def test_errors_of_links_are_counted_by_kind() -> None:
+    library = Library()
+    library.link_errors = {38: 5, 52: 0}
+    async with Machine(library).read() as reader:
+        (device,) = reader.devices
+    assert {name: device.errors.get(name) for name in ("nvlink_crc_flit", "nvlink_replay", "nvlink_recovery")} == {
+        "nvlink_crc_flit": 5,
+        "nvlink_replay": 0,
+        "nvlink_recovery": None,
+    }
 
 
 def test_the_numa_node_of_a_device_is_found_by_its_pci_address(tmp_path: Path) -> None:
@@ -114,13 +130,17 @@ async def test_energy_of_all_devices_becomes_a_meter_and_of_a_part_of_them_none(
 @pytest.mark.asyncio
 async def test_what_a_device_does_not_support_is_left_out() -> None:
     library = Library()
-    for call in ("UtilizationRates", "TotalEccErrors", "RemappedRows"):
+    for call in (
+        *("UtilizationRates", "TotalEccErrors", "RemappedRows"),
+        *("PcieReplayCounter", "Temperature", "PowerUsage"),
+    ):
         library.broken[f"nvmlDeviceGet{call}"] = NOT_SUPPORTED
     library.broken["nvmlDeviceRegisterEvents"] = NOT_SUPPORTED
     machine = Machine(library)
     async with machine.read() as reader:
         (device,) = reader.devices
     assert (device.utilisation_percent, device.errors) == (None, {"recovery_action": 0})
+    assert (device.temperature_c, device.power_watts) == (None, None)
     assert machine.faults == []
 
 
