@@ -32,8 +32,7 @@ from fleet.reconcile.planning.states import (
 from fleet.regions.planner import SOON
 from fleet.releases.models import AgentRollout
 from fleet.rollouts.models import Rollout
-from fleet.rollouts.pages import stage_label
-from fleet.rollouts.selectors import ACTIVE, rollouts_described
+from fleet.rollouts.selectors import ACTIVE, rollouts_described, stage_label
 from kernel.access import Access
 from kernel.tones import Tone
 from models_registry.imports.models import ModelImport

@@ -52,9 +52,9 @@ def key_entries(table: RoutingTable, backend_of: dict[str, str]) -> dict[str, st
     _check_distinct("prefix", (key.prefix for key in table.keys))
     _check_distinct("digest", (digest for key in table.keys for digest in (key.digest, key.sender_digest) if digest))
     entries = {REQUIRED_ENTRY: "1" if table.keys_required else "0"}
-    over_quota = frozenset(table.tenants_over_quota)
+    tenants_over, keys_over = frozenset(table.tenants_over_quota), frozenset(table.keys_over_quota)
     for key in table.keys:
-        is_over = key.tenant in over_quota
+        is_over = key.tenant in tenants_over or key.prefix in keys_over
         entries[key.digest] = _record(key, is_over)
         if key.sender_digest:
             entries[key.sender_digest] = _record(key, is_over, most_urgent=ServingClass.NEAR_REALTIME, sender=True)

@@ -267,8 +267,9 @@ class RoutingTable(Struct, frozen=True, tag="routing_table"):
     """The complete desired state of the ingresses of one region.
 
     `keys_required`: requests without a key are rejected. `tenants_over_quota`: keys of these tenants are rejected,
-    because their budget is used up. `hop_secrets` prove to another region's ingress that a request comes from this
-    fleet: the first one signs, both are accepted. Without a secret no request leaves its region."""
+    because their budget is used up; `keys_over_quota`: the same for single keys, by prefix. `hop_secrets` prove to
+    another region's ingress that a request comes from this fleet: the first one signs, both are accepted. Without a
+    secret no request leaves its region."""
 
     revision: int
     region: str
@@ -277,6 +278,7 @@ class RoutingTable(Struct, frozen=True, tag="routing_table"):
     keys: tuple[ApiKey, ...] = ()
     keys_required: bool = False
     tenants_over_quota: tuple[str, ...] = ()
+    keys_over_quota: tuple[str, ...] = ()
     hop_secrets: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_BYTES
     retry_after_s: int = 5

@@ -14,12 +14,12 @@ from rest_framework.response import Response
 
 from accounts.api.approvals import ApprovalSerializer, waiting
 from accounts.models import Approval
-from fleet.deployments.planner import parse_policy, policy_as_json
+from fleet.deployments.planner import policy_as_json
 from fleet.reconcile.planning.snapshot import Finding
 from fleet.reconcile.planning.states import RolloutState, choices
 from fleet.rollouts.models import Rollout
-from fleet.rollouts.planning.waves import preview_seconds, preview_stages, stages_of
-from fleet.rollouts.selectors import rollouts_described
+from fleet.rollouts.planning.waves import preview_seconds, preview_stages
+from fleet.rollouts.selectors import rollouts_described, stage_label
 from fleet.rollouts.services import (
     Proposal,
     rollout_abort,
@@ -79,8 +79,7 @@ class RolloutSerializer(serializers.ModelSerializer[Rollout]):
         examples = {"stage_label": "us-east-1 100 %"}
 
     def get_stage_label(self, rollout: Rollout) -> str:
-        stages = stages_of(parse_policy(rollout.policy), tuple(rollout.region_order))
-        return stages[min(rollout.stage, len(stages) - 1)].label if stages else ""
+        return stage_label(rollout)
 
     @extend_schema_field(VerdictSerializer(allow_null=True))
     def get_verdict(self, rollout: Rollout) -> dict[str, Any] | None:

@@ -49,6 +49,7 @@ from fleet.rollouts.selectors import (
     bake_so_far,
     measured_lines,
     rollouts_described,
+    stage_label,
 )
 from fleet.rollouts.services import (
     Proposal,
@@ -197,12 +198,6 @@ def gate_lines(numbers: Mapping[str, float | None], gate: GatePolicy) -> Iterato
 
 def _is_significant(chance: float | None, gate: GatePolicy) -> bool:
     return chance is not None and chance < gate.significance
-
-
-def stage_label(rollout: Rollout) -> str:
-    """Region and share of the rollout's current stage."""
-    stages = stages_of(parse_policy(rollout.policy), tuple(rollout.region_order))
-    return stages[min(rollout.stage, len(stages) - 1)].label if stages else ""
 
 
 def _waves(rollout: Rollout) -> tuple[Wave, ...]:

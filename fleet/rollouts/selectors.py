@@ -32,6 +32,12 @@ def rollouts_described() -> QuerySet[Rollout]:
     return Rollout.objects.select_related("from_version", "to_version", "deployment")
 
 
+def stage_label(rollout: Rollout) -> str:
+    """Region and share of the rollout's current stage."""
+    stages = stages_of(parse_policy(rollout.policy), tuple(rollout.region_order))
+    return stages[min(rollout.stage, len(stages) - 1)].label if stages else ""
+
+
 def active_rollouts() -> list[Rollout]:
     """Rollouts for planners. One query, plus one per rollout whose gate compares benchmarks."""
     rows = list(rollouts_described().filter(state__in=ACTIVE))

@@ -64,7 +64,17 @@ def _unrevoked_keys(change: str) -> tuple[ApiKey, ...]:
 
 def tenants_stopped() -> tuple[str, ...]:
     """Returns the tenants whose budget is used up; their keys are refused."""
-    return tuple(Budget.objects.filter(stopped=True).order_by("tenant").values_list("tenant", flat=True).distinct())
+    return _stopped("tenant")
+
+
+def keys_stopped() -> tuple[str, ...]:
+    """Returns the prefixes of keys whose own budget is used up."""
+    return _stopped("key")
+
+
+def _stopped(subject: str) -> tuple[str, ...]:
+    rows = Budget.objects.filter(stopped=True).exclude(**{subject: ""})
+    return tuple(rows.order_by(subject).values_list(subject, flat=True).distinct())
 
 
 def ingresses_with_keys() -> QuerySet[Ingress]:

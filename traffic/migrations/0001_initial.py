@@ -283,6 +283,7 @@ class Migration(migrations.Migration):
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('tenant', models.CharField(blank=True, max_length=64)),
+                ('key', models.CharField(blank=True, max_length=16)),
                 ('deployment', models.CharField(blank=True, max_length=96)),
                 ('unit', models.CharField(choices=[('tokens', 'tokens'), ('usd', 'usd')], max_length=8)),
                 ('limit', models.DecimalField(decimal_places=6, max_digits=22)),
@@ -296,9 +297,9 @@ class Migration(migrations.Migration):
                 ('stopped_at', models.DateTimeField(null=True)),
             ],
             options={
-                'ordering': ['tenant', 'deployment', 'unit'],
+                'ordering': ['tenant', 'key', 'deployment', 'unit'],
                 'indexes': [models.Index(condition=models.Q(('stopped', True)), fields=['tenant'], name='budget_stopped')],
-                'constraints': [models.UniqueConstraint(fields=('tenant', 'deployment', 'unit'), name='budget_once'), models.CheckConstraint(condition=models.Q(('tenant', ''), ('deployment', ''), _connector='OR'), name='budget_of_one'), models.CheckConstraint(condition=models.Q(models.Q(('tenant', ''), _negated=True), models.Q(('hard_stop', False), ('unit', 'usd')), _connector='OR'), name='budget_of_machines')],
+                'constraints': [models.UniqueConstraint(fields=('tenant', 'key', 'deployment', 'unit'), name='budget_once'), models.CheckConstraint(condition=models.Q(models.Q(('key', ''), ('tenant', '')), models.Q(('deployment', ''), ('tenant', '')), models.Q(('deployment', ''), ('key', '')), _connector='OR'), name='budget_of_one'), models.CheckConstraint(condition=models.Q(models.Q(('tenant', ''), _negated=True), models.Q(('key', ''), _negated=True), models.Q(('hard_stop', False), ('unit', 'usd')), _connector='OR'), name='budget_of_machines')],
             },
         ),
         migrations.CreateModel(

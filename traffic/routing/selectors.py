@@ -32,7 +32,7 @@ from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.roles import role_concurrency
 from models_registry.versions.planning.spec import adapter_names
 from traffic.keys.planner import KeyRingVersion, shared_keys
-from traffic.keys.selectors import KEY_RING, key_ring_version, keys_for_ingresses, tenants_stopped
+from traffic.keys.selectors import KEY_RING, key_ring_version, keys_for_ingresses, keys_stopped, tenants_stopped
 from traffic.region_shares.selectors import STEERING_TABLES, steerings
 from traffic.routing.models import Ingress, IngressReport, PoolHold, RoutingTable
 from traffic.routing.planning.ingresses import FollowingIngress, TableInForce
@@ -107,7 +107,11 @@ def table_for_ingresses(table: RoutingTable) -> TableMessage:
         return message
     keys = shared_keys(keys_for_ingresses(), ring["ingresses"])
     return msgspec.structs.replace(
-        message, keys=keys, keys_required=ring["required"], tenants_over_quota=tenants_stopped()
+        message,
+        keys=keys,
+        keys_required=ring["required"],
+        tenants_over_quota=tenants_stopped(),
+        keys_over_quota=keys_stopped(),
     )
 
 

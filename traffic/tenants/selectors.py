@@ -4,6 +4,8 @@ tenant's grants. There is no grant by default (I15)."""
 from dataclasses import dataclass
 from datetime import datetime
 
+from django.db.models import Q
+
 from engine_agent.protocol.states import ServingClass
 from fleet.webhooks.planner import host_of, parse_url
 from kernel.secrets import secret_matches, secret_prefix
@@ -18,7 +20,7 @@ from traffic.usage.models import Budget
 @dataclass(frozen=True, slots=True)
 class Application:
     """An application without a key has an empty tenant and key. No deployments means all; a limit of 0 means none.
-    `over_quota`: the tenant's budget is used up."""
+    `over_quota`: the tenant's or the key's budget is used up."""
 
     tenant: str = ""
     key: str = ""
@@ -72,7 +74,7 @@ def application_with(key: ApplicationKey, now: datetime) -> Application:
         deployments=tuple(key.deployments),
         requests_per_min=key.requests_per_min,
         max_concurrent=key.max_concurrent,
-        over_quota=Budget.objects.filter(tenant=key.tenant, stopped=True).exists(),
+        over_quota=Budget.objects.filter(Q(tenant=key.tenant) | Q(key=key.prefix), stopped=True).exists(),
     )
 
 

@@ -316,11 +316,13 @@ def default_alert_at() -> list[int]:
 
 
 class Budget(models.Model):
-    """A monthly (UTC) limit on a tenant's usage, or on the cost of a deployment's machines; with neither, on all
-    machines including spares. A tenant's US dollars are charges for tokens, those of machines their cost. `month`,
-    `level` and `stopped` are the last announced state. The keys of a `stopped` tenant are refused."""
+    """A monthly (UTC) limit on the usage of a tenant or of one key, or on the cost of a deployment's machines; with
+    none of them, on all machines including spares. US dollars of a tenant or key are charges for tokens, those of
+    machines their cost. `month`, `level` and `stopped` are the last announced state. `stopped`: the key, or all keys of
+    the tenant, are refused."""
 
     tenant = models.CharField(max_length=64, blank=True)
+    key = models.CharField(max_length=16, blank=True)
     deployment = models.CharField(max_length=96, blank=True)
     unit = models.CharField(max_length=8, choices=[(unit.value, unit.value) for unit in BudgetUnit])
     limit = models.DecimalField(max_digits=22, decimal_places=6)
@@ -334,13 +336,17 @@ class Budget(models.Model):
     stopped_at = models.DateTimeField(null=True)
 
     class Meta:
-        ordering = ["tenant", "deployment", "unit"]
+        ordering = ["tenant", "key", "deployment", "unit"]
         indexes = [models.Index(fields=["tenant"], name="budget_stopped", condition=Q(stopped=True))]
         constraints = [
-            models.UniqueConstraint(fields=["tenant", "deployment", "unit"], name="budget_once"),
-            models.CheckConstraint(condition=Q(tenant="") | Q(deployment=""), name="budget_of_one"),
+            models.UniqueConstraint(fields=["tenant", "key", "deployment", "unit"], name="budget_once"),
             models.CheckConstraint(
-                condition=~Q(tenant="") | Q(unit=BudgetUnit.USD.value, hard_stop=False), name="budget_of_machines"
+                condition=Q(tenant="", key="") | Q(tenant="", deployment="") | Q(key="", deployment=""),
+                name="budget_of_one",
+            ),
+            models.CheckConstraint(
+                condition=~Q(tenant="") | ~Q(key="") | Q(unit=BudgetUnit.USD.value, hard_stop=False),
+                name="budget_of_machines",
             ),
         ]
 
@@ -351,7 +357,13 @@ class Budget(models.Model):
     def subject(self) -> str:
         if self.tenant:
             return f"tenant {self.tenant} ({self.unit})"
+        if self.key:
+            return f"key sw_{self.key} ({self.unit})"
         return f"machines of {self.deployment or 'the fleet'}"
+
+    @property
+    def is_of_machines(self) -> bool:
+        return not (self.tenant or self.key)
 
     def rules(self) -> BudgetRules:
         return BudgetRules(BudgetUnit(self.unit), self.limit, tuple(self.alert_at), self.hard_stop)

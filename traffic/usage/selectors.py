@@ -9,7 +9,7 @@ from decimal import Decimal
 from functools import cached_property
 from typing import Any
 
-from django.db.models import F, Max, Min, QuerySet, Sum
+from django.db.models import F, Max, Min, Q, QuerySet, Sum
 from django.db.models.functions import TruncDay, TruncHour, TruncMonth
 
 from engine_agent.protocol.states import ServingClass
@@ -368,9 +368,10 @@ class MonthUse:
         self._now = now
 
     def of(self, budget: Budget) -> Decimal:
-        if not budget.tenant:
+        if budget.is_of_machines:
             return self._machines.get(budget.deployment, Decimal(0))
-        tokens, charged = self._tenants.get(budget.tenant, (Decimal(0), Decimal(0)))
+        used = self._keys.get(budget.key) if budget.key else self._tenants.get(budget.tenant)
+        tokens, charged = used or (Decimal(0), Decimal(0))
         return tokens if budget.unit == BudgetUnit.TOKENS else charged
 
     @cached_property
@@ -383,6 +384,15 @@ class MonthUse:
         months = UsageMonth.objects.filter(month=self.month, tenant__in=tenants)
         return {row.tenant: (Decimal(row.tokens), row.charged) for row in months}
 
+    @cached_property
+    def _keys(self) -> dict[str, tuple[Decimal, Decimal]]:
+        """Of keys with a budget. Hours are kept for longer than a month."""
+        began = datetime(self.month.year, self.month.month, 1, tzinfo=UTC)
+        hours = UsageHour.objects.filter(key__in=Budget.objects.exclude(key="").values("key"), hour__gte=began)
+        tokens = Sum(F("prompt_tokens") + F("completion_tokens"))
+        found = hours.order_by().values_list("key").annotate(tokens=tokens, charged=Sum("charged"))
+        return {key: (Decimal(tokens), charged) for key, tokens, charged in found}
+
 
 @dataclass(frozen=True, slots=True)
 class BudgetView:
@@ -393,9 +403,10 @@ class BudgetView:
     percent: Decimal
 
 
-def budget_views(now: datetime) -> list[BudgetView]:
+def budget_views(now: datetime, whose: Q | None = None) -> list[BudgetView]:
+    """All budgets, or those of `whose`, the most used first."""
     month = MonthUse(now)
-    uses = [(row, month.of(row)) for row in Budget.objects.all()]
+    uses = [(row, month.of(row)) for row in Budget.objects.filter(whose or Q())]
     views = [BudgetView(row, describe_use(row.rules(), used), used_percent(row.rules(), used)) for row, used in uses]
     return sorted(views, key=lambda view: (-view.percent, view.budget.subject))
 

@@ -153,15 +153,16 @@ class BudgetUnit(StrEnum):
 def budget_set(
     context: typer.Context,
     limit: Annotated[str, typer.Argument(help="Limit per month (UTC), above 0.")],
-    unit: Annotated[BudgetUnit, typer.Argument(help="Unit; tokens only for a tenant.")],
+    unit: Annotated[BudgetUnit, typer.Argument(help="Unit; tokens only for a tenant or key.")],
     tenant: Annotated[str, typer.Option(help="Tenant. Default: a budget for machines.")] = "",
+    key: Annotated[str, typer.Option(help="One key, by its prefix.", autocompletion=names_of("keys"))] = "",
     deployment: Annotated[
         str, typer.Option(help="Machine type. Default: all.", autocompletion=names_of("deployments"))
     ] = "",
     alert_at: Annotated[str, typer.Option(help="Alerts at these percentages, separated by commas: 50,80,100.")] = "",
-    hard_stop: Annotated[bool | None, typer.Option(help="Reject the tenant's keys at 100 %.")] = None,
+    hard_stop: Annotated[bool | None, typer.Option(help="Reject the key, or the tenant's keys, at 100 %.")] = None,
 ) -> None:
-    """Create or change the monthly budget of a tenant, of the machines of a deployment, or of the fleet.
+    """Create or change the monthly budget of a tenant, a key, the machines of a deployment, or the fleet.
 
     switchyard budget set 1200 usd --tenant rufus --hard-stop"""
     run = session_of(context)
@@ -170,15 +171,15 @@ def budget_set(
         body["alert_at"] = _percents(alert_at)
     if hard_stop is not None:
         body["hard_stop"] = hard_stop
-    whose = {"tenant": tenant, "deployment": deployment, "unit": unit.value}
+    whose = {"tenant": tenant, "key": key, "deployment": deployment, "unit": unit.value}
     rows = run.connection.pages("budgets", {name: value for name, value in whose.items() if value})
     there = next((row["id"] for row in rows if whose.items() <= row.items()), None)
     if there is not None:
         row = run.connection.patch(path_of("budgets", str(there)), body)
     else:
         row = run.connection.post("budgets", whose | body)
-    of = f"tenant {tenant}" if tenant else f"machines of {deployment or 'the fleet'}"
-    then = "then its keys are rejected" if row["hard_stop"] else "alerts only"
+    of = f"tenant {tenant}" if tenant else f"key {key}" if key else f"machines of {deployment or 'the fleet'}"
+    then = "then requests are rejected" if row["hard_stop"] else "alerts only"
     run.show(row, [f"{of}: {row['limit']} {row['unit']} per month, {row['used_percent']} % used; {then}"])
 
 

@@ -287,6 +287,16 @@ def test_every_key_of_a_tenant_over_its_quota_says_so_the_senders_text_too() -> 
     assert [there[digest].rpartition("|")[2] for digest in (DIGEST, "cd" * 32, "ef" * 32)] == ["1", "1", "0"]
 
 
+def test_a_key_over_its_own_quota_says_so_and_others_of_its_tenant_do_not() -> None:
+    key, other = (
+        msgspec.structs.replace(KEY, sender_digest="cd" * 32),
+        ApiKey("0d0d0d0d", "ef" * 32, "rufus", "realtime"),
+    )
+    table = RoutingTable(1, "east", (), keys=(key, other), keys_over_quota=(KEY.prefix, "unknown"))
+    there = key_entries(table, BACKENDS)
+    assert [there[digest].rpartition("|")[2] for digest in (DIGEST, "cd" * 32, "ef" * 32)] == ["1", "1", "0"]
+
+
 def test_equal_keys_give_one_mark_and_any_change_another() -> None:
     changes: list[dict[str, Any]] = [{"tenant": "other"}, {"requests_per_min": 61}, {"pools": ()}, {"expires_at": None}]
     marks = {entries(msgspec.structs.replace(KEY, **change))[CONTENT_ENTRY] for change in changes}

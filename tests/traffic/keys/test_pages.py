@@ -2,11 +2,13 @@
 
 import re
 from datetime import timedelta
+from decimal import Decimal
 
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from fleet.regions.models import Region
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
@@ -16,7 +18,7 @@ from traffic.keys.services import key_create, key_revoke
 from traffic.routing.models import IngressReport
 from traffic.routing.services.ingresses import ingress_create
 from traffic.routing.services.tables import tables_publish
-from traffic.usage.models import UsageHour
+from traffic.usage.models import Budget, UsageHour
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
@@ -38,6 +40,33 @@ def test_the_list_shows_keys_with_their_usage() -> None:
     for expected in ("search", f"sw_{key.prefix}…", "rufus", "1,200 requests/min", ">31<", ">4<"):
         assert expected in text
     assert "No key matches" in fragment(signed_in(), "/keys/?state=revoked", "keys-table")
+
+
+def test_a_spend_limit_is_set_changed_and_removed_by_admins_only() -> None:
+    key = a_key()
+    viewer = Client()
+    viewer.force_login(User.objects.create(username="viewer"))
+    assert viewer.post(f"/keys/{key.prefix}/ask/spend/", {"limit": "5"}).status_code == 403
+    assert act(key, "spend", limit="5", hard_stop="yes")[0] == 200
+    budget = Budget.objects.get()
+    assert (budget.key, budget.limit, budget.unit, budget.hard_stop) == (key.prefix, 5, "usd", True)
+    assert "key sw_" in fragment(signed_in(), f"/keys/{key.prefix}/", "key")
+    assert 'value="5"' in fragment(signed_in(), f"/keys/{key.prefix}/", "key-actions")
+    status, text = act(key, "spend", limit="-1")
+    assert (status, "budget" in text, Budget.objects.get().limit) == (409, True, 5)
+    act(key, "spend", limit="7.5")
+    assert (Budget.objects.get().limit, Budget.objects.get().hard_stop) == (Decimal("7.5"), False)
+    act(key, "spend", limit="")
+    assert not Budget.objects.exists()
+
+
+def test_a_key_shows_code_with_the_address_of_an_ingress_and_a_model_that_it_may_use() -> None:
+    rows.deployment()
+    assert "No ingress" in fragment(signed_in(), f"/keys/{a_key().prefix}/", "key-use")
+    Region.objects.update(ingress_url="http://10.0.0.1:8080")
+    shown = fragment(signed_in(), f"/keys/{ApplicationKey.objects.get().prefix}/", "key-use")
+    for expected in ("http://10.0.0.1:8080/v1", "sim-70b", "SWITCHYARD_KEY", "JavaScript"):
+        assert expected in shown
 
 
 def test_without_keys_it_says_how_to_make_one() -> None:

@@ -20,7 +20,7 @@ from traffic.routing.selectors import table_for_ingresses
 from traffic.routing.services.ingresses import ingress_create
 from traffic.routing.services.tables import tables_publish
 from traffic.tenants.selectors import application_of
-from traffic.usage.models import Budget, CellHour, UsageMonth
+from traffic.usage.models import Budget, CellHour, UsageHour, UsageMonth
 from traffic.usage.services.budgets import budget_change, budget_create, budget_delete, budget_follow, budgets_follow
 
 pytestmark = pytest.mark.django_db
@@ -191,3 +191,44 @@ def test_a_tenant_has_one_budget_in_a_unit_and_every_change_is_an_event() -> Non
     budget_change(budget_id=row.pk, actor="ann", now=NOW, alert_at=[90])
     kinds = list(Event.objects.filter(kind__startswith="budget.").order_by("id").values_list("kind", flat=True))
     assert kinds == ["budget.created", "budget.changed"]
+
+
+def spent_by(key: str, charged: str, hour: datetime = NOW) -> None:
+    UsageHour.objects.update_or_create(
+        tenant="rufus", key=key, hour=hour.replace(minute=0, second=0, microsecond=0),
+        defaults={"charged": Decimal(charged), "prompt_tokens": 10},
+    )  # fmt: skip
+
+
+def test_a_key_over_its_spend_limit_is_refused_and_others_of_its_tenant_are_not() -> None:
+    key, other = (key_create(name=name, tenant="rufus", actor="ann", now=NOW) for name in ("a", "b"))
+    ingress_create(region=rows.region(), address="127.0.0.1", port=8080, now=NOW)
+    budget = a_budget(tenant="", key=key.key.prefix, unit="usd", limit=Decimal(5))
+    spent_by(key.key.prefix, "4.99")
+    spent_by(key.key.prefix, "90", NOW - timedelta(days=40))
+    spent_by(other.key.prefix, "90")
+    budgets_follow(now=NOW)
+    assert published(NOW).keys_over_quota == ()
+    spent_by(key.key.prefix, "5")
+    budgets_follow(now=NOW)
+    assert (published(NOW).keys_over_quota, published(NOW).tenants_over_quota) == ((key.key.prefix,), ())
+    over = [application_of(f"Bearer {each.text}", NOW).over_quota for each in (key, other)]
+    assert over == [True, False]
+    assert Incident.objects.filter(kind="budget", state="open").get().evidence["key"] == key.key.prefix
+    budget_delete(budget_id=budget.pk, actor="ann", now=NOW)
+    assert published(NOW).keys_over_quota == ()
+
+
+@pytest.mark.parametrize(
+    ("columns", "field"),
+    [
+        ({"key": "0a1b2c3d"}, "key"),
+        ({"tenant": "", "key": "unknown"}, "key"),
+        ({"deployment": "sim-70b"}, "deployment"),
+    ],
+)
+def test_a_budget_has_one_known_subject(columns: dict[str, Any], field: str) -> None:
+    rows.deployment()
+    with pytest.raises(InvalidInput) as refused:
+        a_budget(**columns)
+    assert refused.value.field == field

@@ -3,19 +3,26 @@
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, time
+from decimal import Decimal
 from typing import Any
 
 from django.db.models import Q, QuerySet, Sum
+from django.db.models.functions import Coalesce
 
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
+from controlplane.dashboard.snippets import snippets
+from fleet.deployments.models import Deployment
+from fleet.regions.models import Region
 from kernel.tones import Tone
 from traffic.keys.models import ApplicationKey, KeyPolicy
 from traffic.keys.planner import KEY_TONE, KeyState, effect_of_requiring, revoking_effect
 from traffic.keys.selectors import ingresses_waited_for, ingresses_with_keys, keys_described, keys_in_state
 from traffic.routing.models import Ingress
 from traffic.tenants.models import TenantGrant, TenantWebhook
-from traffic.usage.models import COUNTS, UsageHour
+from traffic.usage.models import COUNTS, Budget, UsageHour
+from traffic.usage.planning.counting import BudgetUnit, month_of
+from traffic.usage.selectors import BudgetView, budget_views
 
 KEYS_SHOWN = 100
 HOURS_SHOWN = 48
@@ -47,11 +54,20 @@ class KeyList:
 
 @dataclass(frozen=True, slots=True)
 class KeyDetail:
-    """`waits_for` lists ingresses that still accept a revoked key; `effect` is that of revoking it."""
+    """`waits_for` lists ingresses that still accept a revoked key; `effect` is that of revoking it. `budgets`: its own
+    and those of its tenant. `charged` and `machine_cost`: in US dollars, this month."""
 
     row: KeyRow
     waits_for: tuple[str, ...]
     effect: str
+    budgets: tuple[BudgetView, ...]
+    charged: Decimal
+    machine_cost: Decimal
+
+    @property
+    def spend_limit(self) -> Budget | None:
+        own = (view.budget for view in self.budgets if view.budget.key and view.budget.unit == BudgetUnit.USD)
+        return next(own, None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +123,41 @@ def key_find(prefix: str, now: datetime) -> KeyDetail | None:
     if key is None:
         return None
     waits = key.revoked_version is not None and key.refused_everywhere_at is None
+    month = UsageHour.objects.filter(key=prefix, hour__gte=datetime.combine(month_of(now), time.min, UTC))
+    spent = month.aggregate(
+        charged=Coalesce(Sum("charged"), Decimal(0)), machines=Coalesce(Sum("machine_cost"), Decimal(0))
+    )
     return KeyDetail(
         row=KeyRow(key, key.state_at(now)),
         waits_for=ingresses_waited_for(key.revoked_version or 0) if waits else (),
         effect=revoking_effect(
             ingresses=ingresses_with_keys().count(), requests_24h=key.requests_24h, last_used_at=key.last_used_at
         ),
+        budgets=tuple(budget_views(now, Q(key=prefix) | Q(tenant=key.tenant))),
+        charged=spent["charged"],
+        machine_cost=spent["machines"],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class KeyUse:
+    """Code that uses a key: `url` of an ingress, `model` that it may request, language -> code."""
+
+    url: str
+    model: str
+    code: dict[str, str]
+
+
+def key_use(key: ApplicationKey) -> KeyUse | None:
+    """None without an ingress or without a deployment that the key may use."""
+    region = Region.objects.exclude(ingress_url="").order_by("position", "name").first()
+    names = Deployment.objects.filter(name__in=key.deployments) if key.deployments else Deployment.objects.all()
+    model = names.order_by("name").values_list("name", flat=True).first()
+    if region is None or model is None:
+        return None
+    url = region.ingress_url.rstrip("/")
+    request = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "stream": True}
+    return KeyUse(url, model, snippets(url, request, has_key=True))
 
 
 def usage_rows(*, key: str = "", tenant: str = "") -> tuple[dict[str, Any], ...]:

@@ -34,11 +34,13 @@ from traffic.keys.models import ApplicationKey
 from traffic.keys.pages.data import (
     KeyDetail,
     KeyList,
+    KeyUse,
     PolicyView,
     key_chart,
     key_find,
     key_list,
     key_tenants,
+    key_use,
     policy_view,
     tenant_chart,
     tenant_grant_rows,
@@ -57,11 +59,21 @@ from traffic.tenants.services import (
     tenant_webhook_remove,
     tenant_webhook_rotate,
 )
+from traffic.usage.api.costs import ChangeBudgetSerializer
+from traffic.usage.models import Budget
+from traffic.usage.planning.counting import BudgetUnit
+from traffic.usage.services.budgets import budget_change, budget_create, budget_delete
 
 FORM_FIELDS = ("name", "tenant", "serving_class", *LIMITS, "expires_at")
 LIMIT_EFFECT = "Ingresses apply it within seconds. 0 means no limit. Each region counts separately."
 ORIGINS_EFFECT = "Pages of these origins may use the key from a browser, where their users can read it."
-ROTATE_EFFECT = "A new key with the same limits is shown once. This one expires within 24 hours."
+ROTATE_EFFECT = (
+    "A new key with the same limits is shown once, without this one's spend limit. This one expires within 24 hours."
+)
+SPEND_EFFECT = (
+    "Counts charges for tokens from the first of the month (UTC). 50, 80 and 100 per cent open an incident. "
+    "An empty limit removes it."
+)
 HOW_TO_VERIFY = "Its receiver checks messages by client.webhooks.unwrap(body, headers, secret=…) of OpenAI's client."
 HOW_TO_USE = "Send it as Authorization: Bearer …, or as the api_key of an OpenAI client."
 
@@ -95,6 +107,7 @@ def _actions(request: PageRequest) -> ActionMenu:
     offered = (
         (LIMIT, LIMIT_EFFECT, _limit_fields(key)),
         (ORIGINS, ORIGINS_EFFECT, _origin_fields(key)),
+        *(((SPEND, SPEND_EFFECT, _spend_fields(detail)),) if request.caller.access.may(Role.ADMIN) else ()),
         *(((ROTATE, ROTATE_EFFECT, None),) if state is KeyState.ACTIVE else ()),
         (REVOKE, f"{detail.effect} This cannot be undone.", None),
     )
@@ -104,6 +117,10 @@ def _actions(request: PageRequest) -> ActionMenu:
             for action, effect, fields in offered
         )
     )
+
+
+def _use(request: PageRequest) -> KeyUse | None:
+    return key_use(request.once(_key_detail).row.key)
 
 
 def _key_usage(request: PageRequest) -> tuple[dict[str, Any], ...]:
@@ -156,6 +173,7 @@ KEY = Page(
     fragments=(
         Fragment("key", "", ("keys:{key}", "usage"), "traffic/keys/key.html", _key_detail),
         Fragment("key-actions", "Actions", ("keys:{key}",), "dashboard/actions.html", _actions),
+        Fragment("key-use", "Use it", (), "traffic/keys/use.html", _use),
         Fragment("key-chart", "Usage, last 48 hours", ("usage",), "dashboard/charts/several.html", _key_chart),
         Fragment("key-usage", "Requests, by hour", ("usage",), "traffic/keys/usage.html", _key_usage),
         Fragment("key-tenant", "Tenant usage by hour", ("usage",), "traffic/keys/tenant.html", _tenant_usage),
@@ -190,6 +208,30 @@ def _origin_fields(key: ApplicationKey) -> tuple[Field, ...]:
     return (Field("allowed_origins", "Origins, separated by blanks", value=" ".join(key.allowed_origins)),)
 
 
+def _set_spend_limit(form: Submission, key: ApplicationKey) -> None:
+    """Creates, changes or removes the key's budget in US dollars."""
+    there = Budget.objects.filter(key=key.prefix, unit=BudgetUnit.USD.value).first()
+    if not form.text("limit"):
+        if there is not None:
+            budget_delete(budget_id=there.pk, actor=form.actor, now=form.now)
+        return
+    fields = form.valid(ChangeBudgetSerializer, "limit", hard_stop=form.text("hard_stop") == "yes")
+    if there is None:
+        budget_create(key=key.prefix, unit=BudgetUnit.USD.value, **fields, actor=form.actor, now=form.now)
+    else:
+        budget_change(budget_id=there.pk, **fields, actor=form.actor, now=form.now)
+
+
+def _spend_fields(detail: KeyDetail) -> tuple[Field, ...]:
+    budget = detail.spend_limit
+    limit = f"{budget.limit.normalize():f}" if budget else ""
+    stops = budget is None or budget.hard_stop
+    return (
+        Field("limit", "US dollars a month", "number", limit, step="0.01"),
+        Field("hard_stop", "Refuse the key at 100 per cent", "checkbox", "yes", checked=stops),
+    )
+
+
 def _rotate_key(form: Submission, key: ApplicationKey) -> HttpResponse:
     new = key_rotate(prefix=key.prefix, actor=form.actor, now=form.now)
     return _new_key_page(form.request, new.key, new.text)
@@ -212,11 +254,12 @@ TARGET = Target(
 )
 LIMIT = Action(target=TARGET, name="limit", label="Change limits", run=_change_limits)
 ORIGINS = Action(target=TARGET, name="origins", label="Change browser origins", run=_set_origins)
+SPEND = Action(target=TARGET, name="spend", label="Limit spend", run=_set_spend_limit, role=Role.ADMIN)
 ROTATE = Action(target=TARGET, name="rotate", label="Rotate", run=_rotate_key)
 REVOKE = Action(
     target=TARGET, name="revoke", label="Revoke", run=_revoke_key, typed=TARGET.name, fields=(REQUIRED_WHY,)
 )
-key_action = action_view(LIMIT, ORIGINS, ROTATE, REVOKE)
+key_action = action_view(LIMIT, ORIGINS, SPEND, ROTATE, REVOKE)
 
 
 def _create_key(form: Submission, thing: None) -> HttpResponse:

@@ -284,8 +284,12 @@ UNITS = [unit.value for unit in BudgetUnit]
 OF_MACHINES = "Deployment of a machine budget; with neither tenant nor deployment, all machines including spares."
 
 
+OF_KEY = "Prefix of the key that it limits: the part between `sw_` and the second `_`."
+
+
 class BudgetSerializer(serializers.ModelSerializer[Budget]):
-    tenant = serializers.CharField(help_text="Empty for a budget of machines.")
+    tenant = serializers.CharField(help_text="Empty for a budget of a key or of machines.")
+    key = serializers.CharField(help_text=OF_KEY)
     deployment = serializers.CharField(help_text=OF_MACHINES)
     unit = serializers.ChoiceField(
         choices=UNITS, help_text="`usd`: charges for a tenant's tokens, or cost of machines."
@@ -294,18 +298,20 @@ class BudgetSerializer(serializers.ModelSerializer[Budget]):
     alert_at = serializers.ListField(
         child=serializers.IntegerField(), help_text="Alerts in per cent; each opens an incident."
     )
-    hard_stop = serializers.BooleanField(help_text="At 100 %, refuse the tenant's keys until the next month.")
+    hard_stop = serializers.BooleanField(
+        help_text="At 100 %, refuse the key or the tenant's keys until the next month."
+    )
     month = serializers.SerializerMethodField(help_text="Current month (UTC).")
     used = serializers.SerializerMethodField(help_text="For machines, including the current hour.")
     used_percent = serializers.SerializerMethodField()
     level = serializers.IntegerField(help_text="The reached alert of `alert_at`; 0 if none.")
-    stopped = serializers.BooleanField(help_text="Whether the tenant's keys are refused with 429 `insufficient_quota`.")
+    stopped = serializers.BooleanField(help_text="Whether requests are refused with 429 `insufficient_quota`.")
 
     class Meta:
         model = Budget
         fields = [
-            "id", "tenant", "deployment", "unit", "limit", "alert_at", "hard_stop", "month", "used", "used_percent",
-            "level", "stopped", "stopped_at", "actor", "changed_at",
+            "id", "tenant", "key", "deployment", "unit", "limit", "alert_at", "hard_stop", "month", "used",
+            "used_percent", "level", "stopped", "stopped_at", "actor", "changed_at",
         ]  # fmt: skip
         examples = {"month": "2026-11", "used": "842.120000"}
 
@@ -332,17 +338,18 @@ class ChangeBudgetSerializer(StrictSerializer):
         required=False,
         help_text="Rising whole per cents; 50, 80 and 100.",
     )
-    hard_stop = serializers.BooleanField(required=False, help_text="Only for a tenant.")
+    hard_stop = serializers.BooleanField(required=False, help_text="Only for a tenant or key.")
 
 
 class CreateBudgetSerializer(ChangeBudgetSerializer):
     tenant = serializers.RegexField(
         TENANT, required=False, allow_blank=True, default="", help_text="Tenant as in its keys."
     )
+    key = serializers.CharField(max_length=16, required=False, allow_blank=True, default="", help_text=OF_KEY)
     deployment = serializers.CharField(
         max_length=96, required=False, allow_blank=True, default="", help_text=OF_MACHINES
     )
-    unit = serializers.ChoiceField(choices=UNITS, help_text="`tokens` only for a tenant.")
+    unit = serializers.ChoiceField(choices=UNITS, help_text="`tokens` only for a tenant or key.")
     limit = serializers.DecimalField(max_digits=22, decimal_places=6, help_text="Limit per month (UTC); more than 0.")
 
     class Meta:
@@ -351,6 +358,7 @@ class CreateBudgetSerializer(ChangeBudgetSerializer):
 
 class BudgetFilter(filters.FilterSet):
     tenant = filters.CharFilter()
+    key = filters.CharFilter()
     deployment = filters.CharFilter()
     unit = filters.ChoiceFilter(choices=[(unit, unit) for unit in UNITS])
     stopped = filters.BooleanFilter()
@@ -367,15 +375,15 @@ class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):
     needs = {"create": Role.ADMIN, "partial_update": Role.ADMIN, "destroy": Role.ADMIN}
     ordering_fields = ("id", "tenant", "deployment", "changed_at")
     measured = frozenset({"month", "used", "used_percent", "level", "stopped", "stopped_at"})
-    columns = "ID, TENANT, DEPLOYMENT, UNIT, LIMIT, USED=used:number, USED %=used_percent, HARD STOP, STOPPED"
+    columns = "ID, TENANT, KEY, DEPLOYMENT, UNIT, LIMIT, USED=used:number, USED %=used_percent, HARD STOP, STOPPED"
 
     def get_serializer_context(self) -> dict[str, Any]:
         return {**super().get_serializer_context(), "month_use": MonthUse(clock.now())}
 
     @extend_schema(request=CreateBudgetSerializer)
     def create(self, request: Request) -> Response:
-        """Create a budget for a tenant, a deployment's machines or the fleet. Returns 409 if there is one in this
-        unit."""
+        """Create a budget for a tenant, a key, a deployment's machines or the fleet. Returns 409 if there is one in
+        this unit."""
         body = body_of(request, CreateBudgetSerializer)
         row = budget_create(**body, actor=actor_of(request), now=clock.now())
         return Response(self.get_serializer(row).data)

@@ -14,6 +14,7 @@ from kernel import live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
+from traffic.keys.models import ApplicationKey
 from traffic.keys.services import key_ring_change
 from traffic.usage.models import Budget
 from traffic.usage.planning.counting import (
@@ -32,13 +33,14 @@ INCIDENT = "budget"
 
 @transaction.atomic
 def budget_create(
-    *, actor: str, now: datetime, tenant: str = "", deployment: str = "", unit: str, **columns: Any
+    *, actor: str, now: datetime, tenant: str = "", key: str = "", deployment: str = "", unit: str, **columns: Any
 ) -> Budget:
-    """Creates a budget for a tenant, a deployment's machines, or all machines, from this month on. Raises InvalidInput
-    if the budget is invalid, or the deployment does not exist. Raises Conflict if there is one in this unit."""
+    """Creates a budget for a tenant, a key, a deployment's machines, or all machines, from this month on. Raises
+    InvalidInput if the budget is invalid, or the key or deployment does not exist. Raises Conflict if there is one in
+    this unit."""
     row = Budget(
-        tenant=tenant, deployment=deployment, unit=unit, actor=actor[:64], changed_at=now, month=month_of(now),
-        **columns,
+        tenant=tenant, key=key, deployment=deployment, unit=unit, actor=actor[:64], changed_at=now,
+        month=month_of(now), **columns,
     )  # fmt: skip
     _check_subject(row)
     _check_rules(row)
@@ -118,6 +120,7 @@ def _open_incident(row: Budget, plan: BudgetPlan, now: datetime) -> None:
     if standing.level:
         evidence = {
             "tenant": row.tenant,
+            "key": row.key,
             "deployment": row.deployment,
             "unit": row.unit,
             "month": f"{standing.month:%Y-%m}",
@@ -130,9 +133,12 @@ def _open_incident(row: Budget, plan: BudgetPlan, now: datetime) -> None:
 
 
 def _check_subject(row: Budget) -> None:
-    if row.tenant and row.deployment:
-        message = "a budget is for a tenant or for a deployment"
-        raise InvalidInput(field="deployment", rule="budget", message=message)
+    if sum(map(bool, (row.tenant, row.key, row.deployment))) > 1:
+        message = "a budget is for a tenant, for a key or for a deployment: give only one of them"
+        raise InvalidInput(field="deployment" if row.deployment else "key", rule="budget", message=message)
+    if row.key and not ApplicationKey.objects.filter(prefix=row.key, revoked_at=None).exists():
+        message = f"unknown or revoked key {row.key!r}; name it by the part between sw_ and the second _"
+        raise InvalidInput(field="key", rule="exists", message=message)
     if row.deployment and not Deployment.objects.filter(name=row.deployment).exists():
         there = ", ".join(Deployment.objects.order_by("name").values_list("name", flat=True)) or "none"
         message = f"unknown deployment {row.deployment!r}; known: {there}"
@@ -140,10 +146,10 @@ def _check_subject(row: Budget) -> None:
 
 
 def _check_rules(row: Budget) -> None:
-    if not row.tenant and row.unit != BudgetUnit.USD:
+    if row.is_of_machines and row.unit != BudgetUnit.USD:
         raise InvalidInput(field="unit", rule="budget", message="a budget of machines must be in usd")
-    if not row.tenant and row.hard_stop:
-        message = "a budget of machines can only alert: `hard_stop` refuses a tenant's keys"
+    if row.is_of_machines and row.hard_stop:
+        message = "a budget of machines can only alert: `hard_stop` refuses a tenant's keys or one key"
         raise InvalidInput(field="hard_stop", rule="budget", message=message)
     rules, field = row.rules(), "limit"
     try:
@@ -155,13 +161,14 @@ def _check_rules(row: Budget) -> None:
 
 
 def _record_change(row: Budget, what: str, now: datetime) -> None:
-    then = ", then its keys are refused" if row.hard_stop else ""
+    then = f", then {'it is' if row.key else 'its keys are'} refused" if row.hard_stop else ""
     message = f"{row} {what}: {describe_limit(row.rules())} a month{then}, by {row.actor}"
     _budget_event(row, what.split(" ", maxsplit=1)[0], message, Tone.WARN, row.actor, now)
 
 
 def _budget_event(row: Budget, what: str, message: str, tone: Tone, actor: str, now: datetime) -> None:
-    detail = {"tenant": row.tenant, "deployment": row.deployment, "unit": row.unit, "limit": f"{row.limit:f}"}
+    names = ("tenant", "key", "deployment", "unit")
+    detail = {name: getattr(row, name) for name in names} | {"limit": f"{row.limit:f}"}
     event_record(
         kind=f"budget.{what}", message=message, tone=tone, now=now, actor=actor[:64], deployment=row.deployment,
         detail=detail,
