@@ -16,7 +16,7 @@ def test_every_page_is_tried_here() -> None:
     tried = {url.strip("/").partition("/")[0].partition("?")[0] for url in (*LISTS.values(), *DETAILS)}
     pages = {str(route.pattern).partition("/")[0] for route in urlpatterns}
     # Compile caches are on the page of their version; the others have separate tests.
-    assert pages - tried == {"compile-caches", "login", "logout", "settings"}
+    assert pages - tried == {"compile-caches", "login", "logout", "new", "settings"}
 
 
 WAYS = (
@@ -28,6 +28,9 @@ WAYS = (
     "switchyard engine add",
     "switchyard create instance-type",
     "switchyard bench run",
+    'href="/new/',
+    'href="/rollouts/new/',
+    "switchyard engine add",
 )
 """To an object in its content."""
 
