@@ -16,7 +16,7 @@ from engine_agent.protocol.states import CellRole
 from fleet.capacity.selectors import machine_prices
 from fleet.deployments.pages.data import Placed, RegionCells
 from fleet.deployments.selectors import concurrency_by_type
-from fleet.load.planner import FINE_S
+from fleet.load.planner import FINE_S, MINUTE_S
 from fleet.reconcile.planning.states import CELL_TONE, CellState
 from fleet.regions.models import Region
 from kernel.tones import Tone
@@ -32,6 +32,7 @@ TILES = 500
 LEVELS = 10
 LETTERS = ascii_uppercase
 FRESH = timedelta(seconds=4 * FINE_S)
+FRESH_OF_NODES = timedelta(seconds=4 * MINUTE_S)
 
 
 class Shade(StrEnum):
@@ -41,6 +42,7 @@ class Shade(StrEnum):
     TTFT = "ttft"
     KV_CACHE = "kv"
     VERSION = "version"
+    TEMPERATURE = "temperature"
     COST = "cost"
 
 
@@ -49,6 +51,7 @@ SHADES = {
     Shade.TTFT: ("TTFT", "95th percentile of the time to first token, against the deployment's objective"),
     Shade.KV_CACHE: ("KV cache", "Share of the KV cache that is in use"),
     Shade.VERSION: ("Version", "Model version"),
+    Shade.TEMPERATURE: ("Temperature", "Hottest device of the cell in the last minutes, of 100 °C"),
     Shade.COST: ("Cost", "Price of the cell's machines, against the dearest cell"),
 }
 """Label and what the fill means."""
@@ -62,6 +65,15 @@ LEFT JOIN LATERAL (
     WHERE subject_id = subject.id AND step_s = %(step_s)s AND at >= %(since)s ORDER BY at DESC LIMIT 1
 ) load ON true
 WHERE cell.state <> 'stopped' ORDER BY cell.created_at, cell.id
+"""
+
+
+_TEMPERATURES = """
+SELECT member.cell_id, max(used.temperature_c)
+FROM fleet_nodewindow used
+JOIN fleet_loadsubject subject ON subject.id = used.subject_id
+JOIN fleet_cellmember member ON subject.name = 'node:' || member.node_id
+WHERE used.step_s = %(step_s)s AND used.at >= %(since)s AND used.temperature_c IS NOT NULL GROUP BY member.cell_id
 """
 
 
@@ -239,6 +251,9 @@ def _painter(shade: Shade, placed: Sequence[Placed], yard: Yard, letters: Mappin
         return lambda cell: _fill_ttft(cell.ttft_ms, objectives.get(cell.deployment))
     if shade is Shade.KV_CACHE:
         return lambda cell: _fill_kv(cell.kv_percent)
+    if shade is Shade.TEMPERATURE:
+        hottest = _temperatures(now)
+        return lambda cell: _fill_temperature(hottest.get(cell.id))
     if shade is Shade.COST:
         prices = _cell_prices(yard, now)
         dearest = max((price for price in prices.values() if price), default=0.0)
@@ -274,6 +289,10 @@ def _fill_kv(percent: float | None) -> Fill:
     return Fill(percent, share(percent), _level((percent or 0.0) / 100))
 
 
+def _fill_temperature(celsius: float | None) -> Fill:
+    return Fill(celsius, NOTHING if celsius is None else f"{celsius:.0f} °C", _level((celsius or 0.0) / 100))
+
+
 def _fill_cost(price: float | None, dearest: float) -> Fill:
     return Fill(price, NOTHING if price is None else f"${price:,.2f}/h", _level(price / dearest) if price else 0)
 
@@ -284,6 +303,13 @@ def _level(part: float) -> int:
 
 def _priced(cell: YardCell) -> tuple[str, str, int]:
     return cell.region, cell.instance_type, cell.version
+
+
+def _temperatures(now: datetime) -> dict[str, float]:
+    """Cell -> degrees Celsius of its hottest device. One query."""
+    with connection.cursor() as cursor:
+        cursor.execute(_TEMPERATURES, {"step_s": MINUTE_S, "since": now - FRESH_OF_NODES})
+        return dict(cursor.fetchall())
 
 
 def _cell_prices(yard: Yard, now: datetime) -> dict[tuple[str, str, int], float | None]:

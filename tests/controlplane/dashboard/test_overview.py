@@ -13,7 +13,7 @@ from fleet.autoscaling.models import ScalingSwitch
 from fleet.deployments.models import DeploymentRegion
 from fleet.deployments.pages.data import deployments_placed
 from fleet.faults.models import Incident
-from fleet.load.models import LoadSubject, LoadWindow
+from fleet.load.models import LoadSubject, LoadWindow, NodeWindow
 from fleet.machines.models import ProviderCall
 from fleet.nodes.models import NodeReport
 from fleet.regions.models import Rate
@@ -318,6 +318,7 @@ def test_a_tile_is_as_full_as_its_cell_against_tested_capacity() -> None:
         ("ttft", "TTFT", "200 ms"),
         ("kv", "KV cache", "62 %"),
         ("version", "Version", "sim-70b@2"),
+        ("temperature", "Temperature", "71 °C"),
         ("cost", "Cost", "$6.00/h"),
     ],
 )
@@ -325,6 +326,8 @@ def test_the_url_chooses_the_figure(shade: str, label: str, text: str) -> None:
     name = "sim-70b-us-east-1-1"
     rows.cell(name, rows.node("n-00000001"), model_version=rows.version("2", max_concurrency=10))
     window(f"cell:{name}", in_flight=3, ttft_p95_ms=200, kv_percent=62)
+    heated = LoadSubject.objects.create(name="node:n-00000001", seen_at=NOW)
+    NodeWindow.objects.create(subject=heated, step_s=60, at=clock.now() - timedelta(seconds=90), temperature_c=71.4)
     Rate.objects.create(kind="machine_price", subject=rows.KIND, value=3, valid_from=NOW, actor="a", created_at=NOW)
     shown = part("map", f"/?map={shade}")
     assert f'aria-label="{name} ready, {text}"' in shown
