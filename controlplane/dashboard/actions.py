@@ -1,6 +1,7 @@
 """Actions: the changes that pages offer. Each is declared once: its noun, role, fields, predicted effect, service and
-next page. This module does what all share: login and role, the typed confirmation of dangerous actions, errors, pending
-approvals, and forms. It never decides or writes; the service does both and is audited."""
+next page. This module does what all share: the menu in a page's head, the page with an action's form, login and role,
+the typed confirmation of dangerous actions, errors, and pending approvals. It never decides or writes; the service does
+both and is audited."""
 
 import math
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from accounts.models import Approval
 from accounts.permissions import FactorNeeded
 from controlplane.dashboard.fragments import Context, View
 from kernel import clock
-from kernel.access import Role, require
+from kernel.access import Access, Role, require
 from kernel.refusals import Busy, InvalidInput, Refusal
 
 T = TypeVar("T")
@@ -76,13 +77,15 @@ class Submission:
 class Target(Generic[T]):
     """The object that an action changes. `find` loads it by the URL's arguments or raises Http404.
 
-    `name` is its name on screens, `url` its page, `deployment` the one whose grants count ("": none)."""
+    `name` is its name on screens, `url` its page, `deployment` the one whose grants count ("": none). `action_url`: the
+    URL of the action with this name, for actions in menus."""
 
     noun: str
     find: Callable[..., T]
     name: Callable[[T], str]
     url: Callable[[T], str]
     deployment: Callable[[T], str] = lambda thing: ""
+    action_url: Callable[[T, str], str] = lambda thing, name: ""
 
 
 def page_target(page: str, name: str = "the settings") -> Target[Any]:
@@ -118,7 +121,7 @@ REQUIRED_WHY = replace(WHY, required=True)
 @dataclass(frozen=True, slots=True)
 class Confirmation:
     """A form that carries an action out, rendered by `dashboard/action_confirm.html`. `typed`: the text that the user
-    must type to confirm, "" for none."""
+    must type to confirm, "" for none; `confirmed`: what the user typed before a refusal."""
 
     name: str
     label: str
@@ -127,6 +130,18 @@ class Confirmation:
     submit: str
     fields: tuple[Field, ...] = ()
     typed: str = ""
+    confirmed: str = ""
+
+    def with_values_of(self, form: Submission) -> "Confirmation":
+        """With the values of this form. A link may fill fields, but never the confirmation."""
+        fields = tuple(_filled(field, form) for field in self.fields)
+        return replace(self, fields=fields, confirmed=form.text("confirm") if form.is_post else "")
+
+
+def _filled(field: Field, form: Submission) -> Field:
+    if field.kind == "checkbox":
+        return replace(field, checked=field.name in form.fields) if form.is_post else field
+    return replace(field, value=form.text(field.name, str(field.value))) if field.kind != "password" else field
 
 
 Run = Callable[[Submission, T], object]
@@ -137,7 +152,11 @@ class Action(Generic[T]):
     """A change. `run` calls the service. A returned response is sent; an approval leads to the approvals; other results
     lead back to the target's page.
 
-    `typed`: the text that confirms a dangerous action. `submit`: the button's label, default: label and name."""
+    `typed`: the text that confirms a dangerous action. `submit`: the button's label, default: label and name. `fields`:
+    of its form, or a function of the object.
+
+    `effect`: predicts the effect of an action that has a form of its own; None if the form is part of a page.
+    `why_not`: why it is impossible now, or "". `words`: other words that find it."""
 
     target: Target[T]
     run: Run[T]
@@ -146,28 +165,63 @@ class Action(Generic[T]):
     role: Role = Role.OPERATOR
     typed: Callable[[T], str] | None = None
     submit: str = ""
-    fields: tuple[Field, ...] = ()
+    fields: tuple[Field, ...] | Callable[[T], tuple[Field, ...]] = ()
+    effect: Callable[[T, datetime], str] | None = None
+    why_not: Callable[[T], str] = lambda thing: ""
+    words: tuple[str, ...] = ()
 
     def confirmation(self, thing: T, url: str, effect: str, fields: tuple[Field, ...] | None = None) -> Confirmation:
-        """The form of this action on a page; `fields` if they depend on the object."""
+        """The form of this action on a page; `fields` if they depend on the page's form."""
+        if fields is None:
+            fields = self.fields(thing) if callable(self.fields) else self.fields
         return Confirmation(
             name=self.name,
             label=self.label,
             url=url,
             effect=effect,
             submit=self.submit or f"{self.label} {self.target.name(thing)}",
-            fields=self.fields if fields is None else fields,
+            fields=fields,
             typed=self.typed(thing) if self.typed else "",
         )
+
+    def menu_item(self, thing: T, access: Access) -> "MenuItem":
+        url, deployment = self.target.action_url(thing, self.name), self.target.deployment(thing)
+        return menu_item(self.label, url, access, self.role, deployment, self.why_not(thing))
+
+
+@dataclass(frozen=True, slots=True)
+class MenuItem:
+    """An action in the menu of a page. `why_not`: why this user cannot take it now, or ""; `is_denied`: for lack of a
+    role."""
+
+    label: str
+    url: str
+    why_not: str = ""
+    is_denied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ActionMenu:
-    """The actions that a page offers now; `deployment` as in `Target`. `note`: why some or all are missing."""
+    items: tuple[MenuItem, ...]
 
-    confirmations: tuple[Confirmation, ...]
-    note: str = ""
-    deployment: str = ""
+    @property
+    def read_only(self) -> str:
+        """Why the user can take none of the actions, or ""."""
+        return f"Read-only. {self.items[0].why_not}" if self.items and all(one.is_denied for one in self.items) else ""
+
+
+def menu_item(
+    label: str, url: str, access: Access, role: Role = Role.OPERATOR, deployment: str = "", why_not: str = ""
+) -> MenuItem:
+    """An action at this URL for users with this role; `deployment` as in `Target`."""
+    on = f" on {deployment}" if deployment else ""
+    denied = "" if access.may(role, deployment) else f"It needs the {role} role{on}."
+    return MenuItem(label, url, denied or why_not, is_denied=bool(denied))
+
+
+def action_menu(thing: T, access: Access, *actions: Action[T]) -> ActionMenu:
+    """The menu of the page about this object."""
+    return ActionMenu(tuple(each.menu_item(thing, access) for each in actions))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,7 +239,8 @@ class ActionPage(Generic[T]):
 
 
 def action_view(*actions: Action[T]) -> View:
-    """The view of one action, or of several whose URL names one in its argument `action`."""
+    """The view of one action, or of several whose URL names one in its argument `action`. GET shows the form of an
+    action that predicts its effect; a refusal shows it again with what was typed."""
     by_name = {action.name: action for action in actions}
 
     @never_cache
@@ -195,23 +250,44 @@ def action_view(*actions: Action[T]) -> View:
         action = by_name.get(name, actions[0])
         if not request.user.is_authenticated:
             return redirect_to_login(request.get_full_path())
-        if request.method != "POST":
-            return HttpResponseNotAllowed(["POST"])
+        methods = ["GET", "HEAD", "POST"] if action.effect else ["POST"]
+        if request.method not in methods:
+            return HttpResponseNotAllowed(methods)
         thing = _find(request, action, arguments)
         if name not in by_name:
             raise Http404(f"There is no action {name!r} for this {action.target.noun}.")
+        form = Submission(request, clock.now())
         try:
-            return _run_action(action, Submission(request, clock.now()), thing)
+            return _run_action(action, form, thing) if form.is_post else _form_page(action, form, thing)
         except FactorNeeded:
-            return to_confirmation(action.target.url(thing))
+            return to_confirmation(request.path if action.effect else action.target.url(thing))
         except Busy as busy:
-            response = refused(request, action.target, thing, str(busy), 503)
+            response = _refused_form(action, form, thing, str(busy), 503)
             response.headers["Retry-After"] = str(math.ceil(busy.retry_after_s))
             return response
         except Refusal as refusal:
-            return refused(request, action.target, thing, str(refusal))
+            return _refused_form(action, form, thing, str(refusal), 409)
 
     return view
+
+
+def _form_page(action: Action[T], form: Submission, thing: T, reason: str = "", status: int = 200) -> HttpResponse:
+    effect = action.effect(thing, form.now) if action.effect else ""
+    confirmation = action.confirmation(thing, form.request.path, effect).with_values_of(form)
+    context = {
+        "confirmation": confirmation,
+        "refused": reason,
+        "why_not": "" if reason else action.why_not(thing),
+        "name": action.target.name(thing),
+        "back": action.target.url(thing),
+    }
+    return render(form.request, "dashboard/action.html", context, status=status)
+
+
+def _refused_form(action: Action[T], form: Submission, thing: T, reason: str, status: int) -> HttpResponse:
+    if action.effect:
+        return _form_page(action, form, thing, reason, status)
+    return refused(form.request, action.target, thing, reason, status)
 
 
 def action(target: Target[T], role: Role = Role.OPERATOR) -> Callable[[Run[T]], View]:

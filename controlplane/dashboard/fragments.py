@@ -148,8 +148,9 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page. `section` is its navigation entry; `narrow`, if any, loads the choices of its filter. `charts`: it has
-    charts, so it loads Plotly. `ranges`: time ranges that it offers, if any. `role`: the role that may open it.
+    """One page. `section` is its navigation entry; `narrow`, if any, loads the choices of its filter. `actions`, if
+    any, loads the `ActionMenu` in the head of its first fragment. `charts`: it has charts, so it loads Plotly.
+    `ranges`: time ranges that it offers, if any. `role`: the role that may open it.
 
     The filter applies to the first fragment. On a page about one object, the first fragment shows the title."""
 
@@ -157,6 +158,7 @@ class Page:
     title: str
     fragments: tuple[Fragment, ...]
     narrow: Callable[[PageRequest], Filter] | None = None
+    actions: Load | None = None
     charts: bool = False
     ranges: Ranges | None = None
     role: Role = Role.VIEWER
@@ -197,8 +199,8 @@ def shell_context(request: HttpRequest, page: Page, shell: Fragment, page_reques
         "now": page_request.now,
         "filter": page.narrow(page_request) if page.narrow else None,
         "range": _range_control(page.ranges, page_request) if page.ranges else None,
-        "parts": [_fragment_context(request, fragment, page_request) for fragment in page.fragments],
-        "shell": _fragment_context(request, shell, page_request),
+        "parts": [_fragment_context(request, page, fragment, page_request) for fragment in page.fragments],
+        "shell": _fragment_context(request, page, shell, page_request),
     }
 
 
@@ -211,19 +213,21 @@ def _fragment(request: HttpRequest, page: Page, fragment: Fragment, page_request
     context = {
         "page": page,
         "key": page_request.key,
-        "part": _fragment_context(request, fragment, page_request),
+        "part": _fragment_context(request, page, fragment, page_request),
         "now": page_request.now,
     }
     return render(request, "dashboard/fragment.html", context)
 
 
-def _fragment_context(request: HttpRequest, fragment: Fragment, page_request: PageRequest) -> Context:
+def _fragment_context(request: HttpRequest, page: Page, fragment: Fragment, page_request: PageRequest) -> Context:
+    menu = page.actions if fragment is page.fragments[0] else None
     return {
         "fragment": fragment,
         "topics": " ".join(topic.format(key=page_request.key) for topic in fragment.topics),
         "url": request.get_full_path(),
         "as_of_ms": int(page_request.now.timestamp() * 1000),
         "body": page_request.once(fragment.load),
+        "menu": menu(page_request) if menu else None,
     }
 
 

@@ -15,16 +15,9 @@ from controlplane.dashboard.shell import SEARCH, SHELL
 from controlplane.dashboard.wizards import Wizard, wizard_view
 from fleet.cells.pages.views import CELL, CELLS, cell_action
 from fleet.deployments.pages.views import DAY_PLAN, DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
-from fleet.faults.pages import INCIDENT, INCIDENTS, RUNBOOK, incident_report
-from fleet.machines.pages import (
-    MACHINES,
-    invitation_withdraw_action,
-    machine_add_action,
-    machine_layout_page,
-    machine_remove_page,
-    machine_repaired_page,
-)
-from fleet.nodes.pages import NODE, NODES
+from fleet.faults.pages import INCIDENT, INCIDENTS, RUNBOOK, incident_action, incident_report
+from fleet.machines.pages import MACHINE, MACHINES, invitation_withdraw_action, machine_action, machine_add_action
+from fleet.nodes.pages import NODE, NODES, node_action
 from fleet.regions.pages import REGION, REGIONS, image_back_action, image_move_action, pool_action, pool_add_action
 from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
 from fleet.rollouts.pages import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
@@ -101,15 +94,15 @@ urlpatterns = [
     path("nodes/agents/cancel/", agents_cancel_action, name="agents-cancel"),
     path("nodes/machines/add/", machine_add_action, name="machine-add"),
     path("nodes/invitations/<str:prefix>/withdraw/", invitation_withdraw_action, name="invitation-withdraw"),
-    path("nodes/machines/<str:key>/layout/", machine_layout_page, name="machine-layout"),
-    path("nodes/machines/<str:key>/repaired/", machine_repaired_page, name="machine-repaired"),
-    path("nodes/machines/<str:key>/remove/", machine_remove_page, name="machine-remove"),
     path("nodes/<str:key>/", _view(NODE), name="node"),
+    path("nodes/<str:node_id>/ask/<str:action>/", node_action, name="node-action"),
     path("instance-types/", _view(INSTANCE_TYPES_PAGE), name="instance-types"),
     path("instance-types/new/", instance_type_new, name="instance-type-new"),
     path("instance-types/<str:key>/", _view(INSTANCE_TYPE), name="instance-type"),
     path("instance-types/<str:key>/ask/<str:action>/", instance_type_action, name="instance-type-action"),
     path("machines/", _view(MACHINES), name="machines"),
+    path("machines/<str:key>/", _view(MACHINE), name="machine"),
+    path("machines/<str:key>/ask/<str:action>/", machine_action, name="machine-action"),
     path("regions/", _view(REGIONS), name="regions"),
     path("regions/<str:key>/", _view(REGION), name="region"),
     path("regions/<str:region>/pools/add/", pool_add_action, name="pool-add"),
@@ -158,6 +151,7 @@ urlpatterns = [
     path("incidents/", _view(INCIDENTS), name="incidents"),
     path("incidents/<str:key>/", _view(INCIDENT), name="incident"),
     path("incidents/<str:key>/report.md", incident_report, name="incident-report"),
+    path("incidents/<int:incident_id>/ask/<str:action>/", incident_action, name="incident-action"),
     path("runbooks/<str:key>/", _view(RUNBOOK), name="runbook"),
     path("search/", _view(SEARCH), name="search"),
     path("events/", _view(EVENTS), name="events"),

@@ -1,17 +1,19 @@
-"""The list of incidents, the page of one incident with its story and its report, runbooks, and the fleet's health in
-numbers. Reads only."""
+"""The list of incidents, the page of one with its story, report, actions and those on its node, runbooks, and the
+fleet's health in numbers. Services decide."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 from django.conf import settings
 from django.contrib.auth.views import redirect_to_login
 from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from django.http import HttpRequest, HttpResponse
+from django.urls import reverse
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from accounts.models import Approval, ApprovalState
+from controlplane.dashboard.actions import WHY, Action, ActionMenu, Submission, Target, action_view
 from controlplane.dashboard.choices import choose_labelled
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from fleet.cells.models import Cell
@@ -21,7 +23,9 @@ from fleet.faults.planning.severity import RUNBOOK_OF_KIND, SEVERITY_TONE
 from fleet.faults.planning.story import WAITS, Evidence, Story, evidence_in_units
 from fleet.faults.planning.views import PartNoun
 from fleet.faults.selectors.stories import deployments_hit, healing_of, impact_of, postmortem_of, story_of
+from fleet.faults.services.incidents import incident_dismiss
 from fleet.nodes.models import Node
+from fleet.nodes.pages import DRAIN, REPLACE, UNCORDON, node_find
 from fleet.reconcile.planning.states import CELL_TONE, CellState, IncidentState, NodeState
 from kernel import clock
 from kernel.access import Role, require
@@ -75,19 +79,11 @@ def incident_list(*, state: str = "", text: str = "", limit: int = INCIDENTS_SHO
 
 
 @dataclass(frozen=True, slots=True)
-class Command:
-    title: str
-    effect: str
-    path: str
-
-
-@dataclass(frozen=True, slots=True)
 class IncidentPage:
     """One incident. `waits`: why nothing is replaced for it yet, or ""."""
 
     incident: Incident
     replacements: tuple[Replacement, ...]
-    commands: tuple[Command, ...]
     healing: Healing
 
     @property
@@ -113,7 +109,7 @@ def incident_find(incident_id: str) -> Incident | None:
 
 def incident_page(incident: Incident) -> IncidentPage:
     work = tuple(Replacement.objects.filter(incident=incident).order_by("-id"))
-    return IncidentPage(incident, work, tuple(_commands(incident)), healing_of(incident))
+    return IncidentPage(incident, work, healing_of(incident))
 
 
 def related_to(incident: Incident) -> IncidentList:
@@ -125,23 +121,6 @@ def related_to(incident: Incident) -> IncidentList:
     near = Q(opened_at__range=(incident.opened_at - RELATED_WITHIN, incident.opened_at + RELATED_WITHIN))
     fetched = list(Incident.objects.filter(same & near).exclude(pk=incident.pk)[: RELATED_SHOWN + 1])
     return IncidentList(rows=tuple(fetched[:RELATED_SHOWN]), more=len(fetched) > RELATED_SHOWN, filtered=False)
-
-
-def _commands(incident: Incident) -> list[Command]:
-    if incident.state != IncidentState.OPEN:
-        return []
-    muted = "Closes it. The rule stays muted for this subject for an hour."
-    commands = [Command("Dismiss", muted, f"/api/v1/incidents/{incident.pk}/dismiss")]
-    if incident.node:
-        node = f"/api/v1/nodes/{incident.node}"
-        commands += [
-            Command(
-                "Replace the node", "Drains its cell, swaps in another node and terminates this one.", f"{node}/replace"
-            ),
-            Command("Drain the node", "Cordons it and drains its cell. The machine stays.", f"{node}/drain"),
-            Command("Uncordon the node", "Returns it to service and closes its incidents.", f"{node}/uncordon"),
-        ]
-    return commands
 
 
 def cells_in_incidents() -> QuerySet[IncidentPart, str]:
@@ -241,10 +220,47 @@ def _runbook(request: PageRequest) -> str:
 
 
 TOPICS = ("incidents", "nodes")
+NODE_MENU = (REPLACE, DRAIN, UNCORDON)
+"""Actions on its node that an incident may need."""
+
+
+def _dismiss(form: Submission, incident: Incident) -> None:
+    incident_dismiss(incident_id=incident.pk, actor=form.actor, now=form.now, why=form.text("why"))
+
+
+TARGET = Target(
+    noun="incident",
+    find=lambda incident_id: found_or_404(incident_find(str(incident_id)), f"incident {incident_id}"),
+    name=lambda incident: f"incident {incident.pk}",
+    url=lambda incident: reverse("incident", args=(incident.pk,)),
+    action_url=lambda incident, name: reverse("incident-action", args=(incident.pk, name)),
+)
+DISMISS_EFFECT = "It closes. For an hour the same fault opens no incident and replaces nothing without new evidence."
+DISMISS = Action(
+    target=TARGET,
+    name="dismiss",
+    label="Dismiss",
+    run=_dismiss,
+    fields=(WHY,),
+    effect=lambda incident, now: DISMISS_EFFECT,
+    why_not=lambda incident: "" if incident.state == IncidentState.OPEN else "This incident is closed.",
+)
+incident_action = action_view(DISMISS)
+
+
+def _incident_actions(request: PageRequest) -> ActionMenu:
+    """Its own actions, and those on its node."""
+    incident, access = request.once(_incident), request.caller.access
+    row = node_find(node_id=incident.node, now=request.now) if incident.node else None
+    items = [each.menu_item(row.node, access) for each in NODE_MENU] if row else []
+    on_node = (replace(item, label=f"{item.label} node") for item in items)
+    return ActionMenu((DISMISS.menu_item(incident, access), *on_node))
+
 
 INCIDENT = Page(
     section="incidents",
     title="",
+    actions=_incident_actions,
     fragments=(
         Fragment("incident", "", TOPICS, "fleet/faults/incident.html", _incident_page),
         Fragment("incident-story", "Story", (*TOPICS, "events"), "fleet/faults/story.html", _incident_story),

@@ -1,5 +1,5 @@
-"""The page of machines (list, invitation form, removal), and the machines of a cell's page with place, price
-and usable pools."""
+"""Machines: the list with the form for invitations, those of a cell with place, price and usable pools, and the page of
+one with its actions."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -13,16 +13,16 @@ from rest_framework import serializers
 from controlplane.dashboard.actions import (
     WHY,
     Action,
-    ActionPage,
     Field,
     Submission,
     Target,
     action,
-    action_page_view,
+    action_menu,
+    action_view,
     page_target,
 )
 from controlplane.dashboard.choices import choose_region
-from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from fleet.agents.services.enrolment import join_line
 from fleet.capacity.planning.pools import Market, UnitView, fits, parse_markets
 from fleet.capacity.selectors import pool_views
@@ -35,6 +35,7 @@ from fleet.machines.planner import LOCAL, POOLED, describe
 from fleet.machines.selectors import hosts_running, invitations_described, machines_described, notices_of
 from fleet.machines.services.layouts import machine_layout_set
 from fleet.machines.services.machines import invitation_create, invitation_withdraw, machine_remove, nodes_on
+from fleet.machines.services.revocation import machine_revoke
 from fleet.machines.services.set_aside import machine_repaired
 from fleet.reconcile.planning.states import MachineRole, MachineState, choices
 from fleet.regions.models import Region
@@ -54,15 +55,11 @@ class MachineRow:
     what: str
     notices: tuple[str, ...]
 
-    @property
-    def is_removable(self) -> bool:
-        """Whether users may remove it: other providers terminate their own machines."""
-        is_host = self.machine.provider == POOLED or (self.machine.provider == LOCAL and bool(self.machine.layout))
-        return is_host and not self.machine.leaving
 
-    @property
-    def is_divisible(self) -> bool:
-        return self.is_removable and self.machine.role == MachineRole.NODE
+def is_removable(machine: Machine) -> bool:
+    """Whether users may remove a machine: other providers terminate their own."""
+    is_host = machine.provider == POOLED or (machine.provider == LOCAL and bool(machine.layout))
+    return is_host and not machine.leaving
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +237,7 @@ def _remove(form: Submission, machine: Machine) -> None:
     machine_remove(machine_id=machine.id, actor=form.actor, now=form.now, why=form.text("why"))
 
 
-def _removal_effect(machine: Machine) -> str:
+def _removal_effect(machine: Machine, now: datetime) -> str:
     if not machine.connected:
         return "Its agent is not connected: its credential is revoked, and the host is not wiped."
     if names := nodes_on(machine):
@@ -249,39 +246,13 @@ def _removal_effect(machine: Machine) -> str:
     return "It has no node or ingress. The host is wiped and uninstalled."
 
 
-TARGET = Target(
-    noun="machine", find=_machine_or_404, name=lambda machine: machine.id, url=lambda _: reverse("machines")
-)
-REMOVE = Action(target=TARGET, name="remove", label="Remove", run=_remove, typed=TARGET.name, fields=(WHY,))
-
-
-def _removal_context(form: Submission, machine: Machine) -> Context:
-    url = reverse("machine-remove", args=(machine.id,))
-    return {"machine": machine, "confirmation": REMOVE.confirmation(machine, url, _removal_effect(machine))}
-
-
-machine_remove_page = action_page_view(
-    ActionPage(action=REMOVE, template="fleet/machines/machine_action.html", context=_removal_context)
-)
-
-
 def _repaired(form: Submission, machine: Machine) -> None:
     machine_repaired(machine_id=machine.id, actor=form.actor, now=form.now, why=form.text("why"))
 
 
-REPAIRED = Action(target=TARGET, name="repaired", label="Return to use", run=_repaired, fields=(WHY,))
-
-
-def _repaired_context(form: Submission, machine: Machine) -> Context:
-    url = reverse("machine-repaired", args=(machine.id,))
+def _repaired_effect(machine: Machine, now: datetime) -> str:
     out = "; ".join(f"{what}: {why}" for what, why in sorted(machine.broken.items()))
-    effect = f"Nodes get again what is out of use: {out}." if out else "Nothing of it is out of use."
-    return {"machine": machine, "confirmation": REPAIRED.confirmation(machine, url, effect)}
-
-
-machine_repaired_page = action_page_view(
-    ActionPage(action=REPAIRED, template="fleet/machines/machine_action.html", context=_repaired_context)
-)
+    return f"Nodes get again what is out of use: {out}." if out else "Nothing of it is out of use."
 
 
 def _divide(form: Submission, machine: Machine) -> None:
@@ -296,26 +267,112 @@ def _divide(form: Submission, machine: Machine) -> None:
     )
 
 
-PINNED = "keep this layout, even if cells wait for nodes of another size"
-DIVIDE = Action(target=TARGET, name="layout", label="Divide", run=_divide)
-
-
-def _layout_context(form: Submission, machine: Machine) -> Context:
+def _divide_effect(machine: Machine, now: datetime) -> str:
     facts, names = machine.stated_facts(), nodes_on(machine)
     has = f"It has {describe(facts)}. " if facts else ""
     spares = f"Its nodes ({', '.join(names)}) must be spare: they are retired and wiped first." if names else ""
-    fields = (
-        Field(
-            "layout", "Layout: nodes x devices, as 4x2; empty: one node", value=form.text("layout") or machine.layout
-        ),
-        Field("instance_type", "Instance type of each node; empty: detected", value=form.text("instance_type")),
-        Field("pinned", PINNED, "checkbox", "yes", checked=form.text("pinned") == "yes" or machine.layout_pinned),
+    return has + spares
+
+
+def _divide_fields(machine: Machine) -> tuple[Field, ...]:
+    return (
+        Field("layout", "Layout: nodes x devices, as 4x2; empty: one node", value=machine.layout),
+        Field("instance_type", "Instance type of each node; empty: detected"),
+        Field("pinned", PINNED, "checkbox", "yes", checked=machine.layout_pinned),
         WHY,
     )
-    url = reverse("machine-layout", args=(machine.id,))
-    return {"machine": machine, "confirmation": DIVIDE.confirmation(machine, url, has + spares, fields)}
 
 
-machine_layout_page = action_page_view(
-    ActionPage(action=DIVIDE, template="fleet/machines/machine_action.html", context=_layout_context)
+def _revoke(form: Submission, machine: Machine) -> None:
+    machine_revoke(machine_id=machine.id, actor=form.actor, now=form.now, why=form.text("why"))
+
+
+def _revoke_effect(machine: Machine, now: datetime) -> str:
+    names = ", ".join(nodes_on(machine))
+    moves = f" So are those of {names}, whose cells are lost and start again on other nodes." if names else ""
+    return f"Its credentials and certificates are revoked.{moves} It never returns as this machine."
+
+
+def _why_not_remove(machine: Machine) -> str:
+    if is_removable(machine):
+        return ""
+    return "It is leaving." if machine.leaving else f"Its provider {machine.provider} terminates its own machines."
+
+
+def _why_not_divide(machine: Machine) -> str:
+    is_divisible = is_removable(machine) and machine.role == MachineRole.NODE
+    return "" if is_divisible else "Only joined hosts that run nodes can be divided."
+
+
+def _why_not_repaired(machine: Machine) -> str:
+    return "" if machine.broken else "Nothing of it is out of use."
+
+
+def _why_not_revoke(machine: Machine) -> str:
+    return "It is gone." if machine.state == MachineState.GONE else ""
+
+
+PINNED = "keep this layout, even if cells wait for nodes of another size"
+TARGET = Target(
+    noun="machine",
+    find=_machine_or_404,
+    name=lambda machine: machine.id,
+    url=lambda machine: reverse("machine", args=(machine.id,)),
+    action_url=lambda machine, name: reverse("machine-action", args=(machine.id, name)),
+)
+MACHINE_ACTIONS = (
+    Action(
+        target=TARGET,
+        name="layout",
+        label="Divide",
+        run=_divide,
+        fields=_divide_fields,
+        effect=_divide_effect,
+        why_not=_why_not_divide,
+        words=("layout",),
+    ),
+    Action(
+        target=TARGET,
+        name="repaired",
+        label="Return to use",
+        run=_repaired,
+        fields=(WHY,),
+        effect=_repaired_effect,
+        why_not=_why_not_repaired,
+        words=("repaired",),
+    ),
+    Action(
+        target=TARGET,
+        name="remove",
+        label="Remove",
+        run=_remove,
+        typed=TARGET.name,
+        fields=(WHY,),
+        effect=_removal_effect,
+        why_not=_why_not_remove,
+    ),
+    Action(
+        target=TARGET,
+        name="revoke",
+        label="Revoke certificate",
+        run=_revoke,
+        typed=TARGET.name,
+        fields=(WHY,),
+        effect=_revoke_effect,
+        why_not=_why_not_revoke,
+    ),
+)
+machine_action = action_view(*MACHINE_ACTIONS)
+
+
+def _machine(request: PageRequest) -> MachineRow:
+    machine = machines_described().filter(id=request.key).first()
+    return machine_row(found_or_404(machine, f"machine {request.key!r}"), request.now)
+
+
+MACHINE = Page(
+    section="machines",
+    title="",
+    fragments=(Fragment("machine", "", ("machines", "nodes"), "fleet/machines/machine.html", _machine),),
+    actions=lambda request: action_menu(request.once(_machine).machine, request.caller.access, *MACHINE_ACTIONS),
 )

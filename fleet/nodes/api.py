@@ -1,5 +1,6 @@
 """Nodes over HTTP: read them, act on one, and enrol their agents. Parses and renders; services decide."""
 
+from functools import partial
 from typing import Any
 
 from django.conf import settings
@@ -18,6 +19,8 @@ from engine_agent.protocol.states import AgentKind, EngineState, MemberRole
 from fleet.agents.services.enrolment import PEER_CERTIFICATE, EnrolmentRefused, agent_enrol
 from fleet.cells.api import EndedHidden
 from fleet.cells.models import CellMember
+from fleet.faults.planning.views import Rung
+from fleet.faults.services.repairs import repair_request
 from fleet.machines.services.machines import InvitationRefused, is_ticket, join_refused, machine_enrol
 from fleet.machines.services.revocation import node_revoke
 from fleet.nodes.models import Node, NodeReport
@@ -215,6 +218,22 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
         """Revokes a node's credential and certificates. Its connection is closed within 5 s, and its cell moves to
         other nodes. 409 if it is retired."""
         return self.act_on_object(request, node_revoke, "node_id")
+
+    @extend_schema(request=WhySerializer)
+    @action(detail=True, methods=["post"])
+    def reset(self, request: Request, id: str) -> Response:
+        """Resets the accelerators of a node that is in no cell; deep checks follow. It is out of use meanwhile, and is
+        replaced if they fail. 409 if it is in a cell, has no accelerator, shares its machine with other nodes, or is
+        being repaired."""
+        return self.act_on_object(request, partial(repair_request, rung=Rung.RESET), "node_id")
+
+    @extend_schema(request=WhySerializer)
+    @action(detail=True, methods=["post"])
+    def reboot(self, request: Request, id: str) -> Response:
+        """Reboots the machine of a node that is in no cell; deep checks follow. It is out of use meanwhile, and is
+        replaced if they fail. 409 if it is in a cell, its machine has other nodes or cannot be rebooted, or it is being
+        repaired."""
+        return self.act_on_object(request, partial(repair_request, rung=Rung.REBOOT), "node_id")
 
     @extend_schema(request=CheckSerializer)
     @action(detail=True, methods=["post"])

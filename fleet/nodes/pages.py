@@ -1,22 +1,49 @@
-"""The list of nodes, and the page of one with its last report and deep checks. Reads only."""
+"""The list of nodes, and the page of one with its last report, deep checks and actions. Services decide."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from django.db.models import Q, QuerySet
+from django.urls import reverse
 
+from controlplane.dashboard.actions import (
+    WHY,
+    Action,
+    ActionMenu,
+    Field,
+    Run,
+    Submission,
+    Target,
+    action_menu,
+    action_view,
+)
 from controlplane.dashboard.choices import choose, choose_region, choose_state
 from controlplane.dashboard.events import EventList, node_events
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from engine_agent.protocol.states import MemberRole
-from fleet.cells.models import CellMember
+from fleet.cells.models import Cell, CellMember
+from fleet.cells.pages.data import cell_find, drain_effect
+from fleet.cells.services import DRAINABLE
+from fleet.faults.planning.views import Rung
+from fleet.faults.services.incidents import is_replaced
+from fleet.faults.services.repairs import repair_request, why_no_repair
 from fleet.load.pages import report_of, silent_s
 from fleet.machines.selectors import NodeHost, hosts_running
+from fleet.machines.services.revocation import node_revoke
 from fleet.nodes.models import Node, NodeReport
-from fleet.reconcile.planning.states import NodeState
+from fleet.nodes.services.nodes import (
+    REPLACEABLE,
+    node_checks_request,
+    node_cordon,
+    node_drain,
+    node_replacement_request,
+    node_uncordon,
+)
+from fleet.reconcile.planning.states import CellState, NodeState
 
 NODES_SHOWN = 100
 SPARE = "spare"
@@ -139,6 +166,10 @@ def _events_of_node(request: PageRequest) -> EventList:
     return node_events(request.key, EVENTS_OF_ONE_NODE)
 
 
+def _node_actions(request: PageRequest) -> ActionMenu:
+    return action_menu(request.once(_node).node, request.caller.access, *NODE_ACTIONS)
+
+
 NODES = Page(
     section="nodes",
     title="Nodes",
@@ -149,6 +180,7 @@ NODES = Page(
 NODE = Page(
     section="nodes",
     title="",
+    actions=_node_actions,
     fragments=(
         Fragment("node", "", ("nodes:{key}", "cells"), "fleet/nodes/node.html", _node),
         Fragment("node-report", "Last report", ("nodes:{key}", "load"), "fleet/nodes/report.html", _node),
@@ -156,3 +188,192 @@ NODE = Page(
         Fragment("node-events", "Events", ("events",), "dashboard/events/list.html", _events_of_node),
     ),
 )
+
+
+# Actions on one node.
+
+
+def _find(node_id: str) -> Node:
+    return found_or_404(_nodes().select_related("region").filter(pk=node_id).first(), f"node {node_id!r}")
+
+
+def _calls(service: Callable[..., object]) -> Run[Node]:
+    def run(form: Submission, node: Node) -> None:
+        service(node_id=node.pk, actor=form.actor, now=form.now, why=form.text("why"))
+
+    return run
+
+
+def _check(form: Submission, node: Node) -> None:
+    others = form.text("with_nodes").replace(",", " ").split()
+    node_checks_request(node_id=node.pk, actor=form.actor, now=form.now, why=form.text("why"), with_nodes=others)
+
+
+def _cell_of(node: Node) -> Cell | None:
+    member: CellMember | None = getattr(node, "member", None)
+    return member.cell if member else None
+
+
+def _if_retired(node: Node) -> str:
+    return "This node is retired." if node.state == NodeState.RETIRED else ""
+
+
+def _why_not_cordon(node: Node) -> str:
+    return _if_retired(node) or ("It is cordoned already." if node.cordoned else "")
+
+
+def _why_not_uncordon(node: Node) -> str:
+    if node.state == NodeState.FAULTY and _cell_of(node) is not None:
+        return "It is faulty and still in a cell. Wait until its replacement has taken its place."
+    return _if_retired(node) or ("" if node.cordoned else "It is not cordoned.")
+
+
+def _why_not_drain(node: Node) -> str:
+    cell = _cell_of(node)
+    if cell is not None and cell.state != CellState.DRAINING and CellState(cell.state) not in DRAINABLE:
+        return f"Its cell is {cell.state}. A cell can be drained when it is ready."
+    return _if_retired(node)
+
+
+def _why_not_replace(node: Node) -> str:
+    if NodeState(node.state) not in REPLACEABLE:
+        return f"It is {node.state}. A node can be replaced when it is ready or suspect."
+    return "It is being replaced already." if is_replaced(node.pk) else ""
+
+
+def _why_not_check(node: Node) -> str:
+    joined = node.state not in {NodeState.RETIRED, NodeState.JOINING, NodeState.LOST}
+    return "" if joined else f"It is {node.state}. Only nodes that have joined can be checked."
+
+
+def _uncordon_effect(node: Node, now: datetime) -> str:
+    returns = "It becomes ready, and its incidents close. " if node.state == NodeState.FAULTY else ""
+    return f"{returns}Cells may be placed on it again. A scheduled replacement is cancelled."
+
+
+def _drain_effect(node: Node, now: datetime) -> str:
+    cell = _cell_of(node)
+    row = cell_find(cell_id=cell.pk, now=now) if cell else None
+    if row is None:
+        return "It is in no cell. No cell is placed on it until it is uncordoned. Its machine stays."
+    return f"It is cordoned, and its cell {row.cell.pk} is drained. {drain_effect(row, now)} Its machine stays."
+
+
+def _replace_effect(node: Node, now: datetime) -> str:
+    cell = _cell_of(node)
+    if cell is None:
+        return "It is cordoned and retired, and its machine is terminated. It is in no cell, so no request is affected."
+    return (
+        f"Its cell {cell.pk} is drained when the disruption ledger allows, and starts again with another node. "
+        "Requests in flight may finish. Then its machine is terminated."
+    )
+
+
+def _check_effect(node: Node, now: datetime) -> str:
+    if cell := _cell_of(node):
+        return f"It is in cell {cell.pk}, so only its memory and disk are checked. A failure counts as a fault."
+    return "Its memory, disk and accelerators are checked, and links to the spares below. A failure counts as a fault."
+
+
+def _repair_effect(node: Node, now: datetime) -> str:
+    return "It is out of use until its deep checks pass. If they fail, it is replaced. It is in no cell."
+
+
+def _revoke_effect(node: Node, now: datetime) -> str:
+    cell = _cell_of(node)
+    moves = f" Its cell {cell.pk} is lost and starts again on other nodes; its requests are cut." if cell else ""
+    return f"Its credential and certificates are revoked, and its connection closes within 5 s.{moves} This is final."
+
+
+def _why_not(rung: Rung) -> Callable[[Node], str]:
+    def why_not(node: Node) -> str:
+        reason = why_no_repair(node, rung)
+        return f"{reason[:1].upper()}{reason[1:]}." if reason else ""
+
+    return why_not
+
+
+TARGET = Target(
+    noun="node",
+    find=_find,
+    name=lambda node: node.pk,
+    url=lambda node: reverse("node", args=(node.pk,)),
+    action_url=lambda node, name: reverse("node-action", args=(node.pk, name)),
+)
+CORDON = Action(
+    target=TARGET,
+    name="cordon",
+    label="Cordon",
+    run=_calls(node_cordon),
+    fields=(WHY,),
+    effect=lambda node, now: "It gets no further cell. The cell on it keeps running.",
+    why_not=_why_not_cordon,
+)
+UNCORDON = Action(
+    target=TARGET,
+    name="uncordon",
+    label="Uncordon",
+    run=_calls(node_uncordon),
+    fields=(WHY,),
+    effect=_uncordon_effect,
+    why_not=_why_not_uncordon,
+)
+DRAIN = Action(
+    target=TARGET,
+    name="drain",
+    label="Drain",
+    run=_calls(node_drain),
+    fields=(WHY,),
+    effect=_drain_effect,
+    why_not=_why_not_drain,
+)
+REPLACE = Action(
+    target=TARGET,
+    name="replace",
+    label="Replace",
+    run=_calls(node_replacement_request),
+    typed=TARGET.name,
+    fields=(WHY,),
+    effect=_replace_effect,
+    why_not=_why_not_replace,
+)
+NODE_ACTIONS = (
+    CORDON,
+    UNCORDON,
+    DRAIN,
+    REPLACE,
+    Action(
+        target=TARGET,
+        name="check",
+        label="Deep check",
+        submit="Start the checks",
+        run=_check,
+        fields=(Field("with_nodes", "Also check links to these spares"), WHY),
+        effect=_check_effect,
+        why_not=_why_not_check,
+        words=("check",),
+    ),
+    *(
+        Action(
+            target=TARGET,
+            name=name,
+            label=label,
+            run=_calls(partial(repair_request, rung=rung)),
+            fields=(WHY,),
+            effect=_repair_effect,
+            why_not=_why_not(rung),
+        )
+        for name, label, rung in (("reset", "Reset devices", Rung.RESET), ("reboot", "Reboot machine", Rung.REBOOT))
+    ),
+    Action(
+        target=TARGET,
+        name="revoke",
+        label="Revoke certificate",
+        run=_calls(node_revoke),
+        typed=TARGET.name,
+        fields=(WHY,),
+        effect=_revoke_effect,
+        why_not=_if_retired,
+    ),
+)
+node_action = action_view(*NODE_ACTIONS)

@@ -9,7 +9,16 @@ from typing import Any
 
 from django.urls import reverse
 
-from controlplane.dashboard.actions import Action, Run, Submission, Target, action, action_view
+from controlplane.dashboard.actions import (
+    Action,
+    ActionMenu,
+    Run,
+    Submission,
+    Target,
+    action,
+    action_view,
+    menu_item,
+)
 from controlplane.dashboard.events import EventList, chart_markers, region_events
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest, found_or_404
 from fleet.capacity.api import DeclarePoolSerializer
@@ -347,9 +356,15 @@ def _load(request: PageRequest) -> Charts:
     return load_charts(region_subject(request.key), span=request.span, now=request.now, markers=markers)
 
 
+def _region_actions(request: PageRequest) -> ActionMenu:
+    url = reverse("evacuate", args=(request.once(_region).pk,))
+    return ActionMenu((menu_item("Evacuate", url, request.caller.access),))
+
+
 REGION = Page(
     section="regions",
     title="",
+    actions=_region_actions,
     fragments=(
         Fragment("region", "", ("regions:{key}", "nodes", "cells"), "fleet/regions/region.html", _head),
         Fragment("region-load", "Load", ("history",), "fleet/load/charts.html", _load),

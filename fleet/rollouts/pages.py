@@ -25,6 +25,7 @@ from controlplane.dashboard.actions import (
     Field,
     Submission,
     Target,
+    action_menu,
     action_page_view,
     action_view,
 )
@@ -347,13 +348,7 @@ def _rollout_cells(request: PageRequest) -> CellList:
 
 
 def _rollout_action_menu(request: PageRequest) -> ActionMenu:
-    rollout = request.once(_rollout).rollout
-    names = OFFERED.get(RolloutState(rollout.state), ())
-    confirmations = tuple(
-        ACTIONS[name].confirmation(rollout, reverse("rollout-action", args=(rollout.pk, name)), EFFECTS[name])
-        for name in names
-    )
-    return ActionMenu(confirmations, "" if names else "This rollout has ended.", rollout.deployment_id)
+    return action_menu(request.once(_rollout).rollout, request.caller.access, *ACTIONS)
 
 
 def _events_of_rollout(request: PageRequest) -> EventList:
@@ -371,9 +366,9 @@ ROLLOUT = Page(
     section="rollouts",
     title="",
     charts=True,
+    actions=_rollout_action_menu,
     fragments=(
         Fragment("rollout", "", ("rollouts:{key}", "cells"), "fleet/rollouts/rollout.html", _rollout),
-        Fragment("rollout-actions", "Actions", ("rollouts:{key}",), "dashboard/actions.html", _rollout_action_menu),
         Fragment(
             "rollout-charts",
             "New and old version",
@@ -397,6 +392,7 @@ TARGET = Target(
     name=lambda rollout: f"rollout {rollout.pk}",
     url=lambda rollout: reverse("rollout", args=(rollout.pk,)),
     deployment=lambda rollout: rollout.deployment_id,
+    action_url=lambda rollout, name: reverse("rollout-action", args=(rollout.pk, name)),
 )
 SERVICES: dict[str, Callable[..., None]] = {
     "pause": rollout_pause,
@@ -405,17 +401,35 @@ SERVICES: dict[str, Callable[..., None]] = {
     "roll-back": rollout_roll_back,
     "abort": rollout_abort,
 }
-ACTIONS: dict[str, Action[Rollout]] = {
-    name: Action(
+
+
+def _effect(name: str, rollout: Rollout, now: datetime) -> str:
+    return EFFECTS[name]
+
+
+WORDS = {"skip-bake": ("promote",), "resume": ("promote", "continue"), "abort": ("stop",)}
+"""Other names of these actions, as in Argo Rollouts."""
+
+
+def _why_not(name: str, rollout: Rollout) -> str:
+    state = RolloutState(rollout.state)
+    return "" if name in OFFERED.get(state, ()) else f"Not for a rollout that is {rollout.get_state_display().lower()}."
+
+
+ACTIONS = tuple(
+    Action(
         target=TARGET,
         name=name,
         label=name.replace("-", " ").capitalize(),
         run=partial(_run_service, service),
         fields=(REQUIRED_WHY if name == "skip-bake" else WHY,),
+        effect=partial(_effect, name),
+        why_not=partial(_why_not, name),
+        words=WORDS.get(name, ()),
     )
     for name, service in SERVICES.items()
-}
-rollout_action = action_view(*ACTIONS.values())
+)
+rollout_action = action_view(*ACTIONS)
 
 
 def _propose_from_form(form: Submission) -> Proposal:

@@ -1,7 +1,7 @@
 """Pages: the list of engine builds on the page of models, with a form to add one; a build with the action to delete it;
 and the uploads under way with the actions that abort them. Decides nothing."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
 from django.http import HttpResponse
@@ -11,10 +11,10 @@ from django.urls import reverse
 from controlplane.dashboard.actions import (
     Action,
     ActionMenu,
-    Confirmation,
     Submission,
     Target,
     action,
+    action_menu,
     action_view,
     page_target,
 )
@@ -107,17 +107,7 @@ def _build(request: PageRequest) -> BuildRow:
 
 
 def _actions(request: PageRequest) -> ActionMenu:
-    found = request.once(_build)
-    if found.uses:
-        return ActionMenu((), f"Named by {', '.join(found.uses)}, so it cannot be deleted.")
-    if not request.caller.access.administer:
-        return ActionMenu((), "Admins may delete it.")
-    effect = (
-        "No version can name it any more. Uploaded files are deleted unless another build has them; files that were "
-        "added in their place stay there. This cannot be undone."
-    )
-    url = reverse("engine-build-action", args=(found.build.name, DELETE.name))
-    return ActionMenu((DELETE.confirmation(found.build, url, effect),))
+    return action_menu(request.once(_build).build, request.caller.access, DELETE)
 
 
 def _uploads(request: PageRequest) -> UploadList:
@@ -128,30 +118,12 @@ def _find_upload(key: str) -> EngineBuildUpload:
     return found_or_404(EngineBuildUpload.objects.filter(name=key).first(), f"upload of engine build {key!r}")
 
 
-def _aborts(request: PageRequest) -> ActionMenu:
-    rows = request.once(_uploads).rows
-    if not rows:
-        return ActionMenu((), "There is no upload to abort.")
-    if not request.caller.access.administer:
-        return ActionMenu((), "Admins may abort an upload.")
-    return ActionMenu(tuple(map(_abort_confirmation, rows)))
-
-
-def _abort_confirmation(row: UploadRow) -> Confirmation:
-    name = row.upload.name
-    url = reverse("engine-build-upload-action", args=(name, ABORT.name))
-    effect = f"The {row.arrived} that arrived are deleted. The same command starts again with the first part."
-    return replace(ABORT.confirmation(row.upload, url, effect), name=f"abort-{name}", label=f"Abort {name}")
-
-
 BUILDS = Fragment("engine-builds", "Engine builds", ("models", "builds"), "models_registry/builds/table.html", _list)
 BUILD = Page(
     section="models",
     title="",
-    fragments=(
-        Fragment("engine-build", "", ("models",), "models_registry/builds/build.html", _build),
-        Fragment("engine-build-actions", "Actions", ("models",), "dashboard/actions.html", _actions),
-    ),
+    fragments=(Fragment("engine-build", "", ("models",), "models_registry/builds/build.html", _build),),
+    actions=_actions,
 )
 
 
@@ -160,7 +132,6 @@ UPLOADS = Page(
     title="Uploads of engine builds",
     fragments=(
         Fragment("build-uploads", "", ("builds",), "models_registry/builds/uploads.html", _uploads),
-        Fragment("build-upload-actions", "Actions", ("builds",), "dashboard/actions.html", _aborts),
         Fragment("build-upload-how", "Upload a build", (), "models_registry/builds/upload_how.html", _uploads),
     ),
 )
@@ -183,6 +154,28 @@ TARGET = Target(
     find=_find,
     name=lambda row: row.name,
     url=lambda row: reverse("engine-build", args=(row.name,)),
+    action_url=lambda row, name: reverse("engine-build-action", args=(row.name, name)),
+)
+
+
+def _why_not_delete(row: EngineBuild) -> str:
+    uses = build_uses(row.name)
+    return f"Named by {', '.join(uses)}, so it cannot be deleted." if uses else ""
+
+
+DELETE_EFFECT = (
+    "No version can name it any more. Uploaded files are deleted unless another build has them; files that were added "
+    "in their place stay there. This cannot be undone."
+)
+DELETE = Action(
+    target=TARGET,
+    name="delete",
+    label="Delete",
+    role=Role.ADMIN,
+    run=_delete,
+    typed=TARGET.name,
+    effect=lambda row, now: DELETE_EFFECT,
+    why_not=_why_not_delete,
 )
 
 
@@ -197,7 +190,15 @@ UPLOAD_TARGET = Target(
     name=lambda row: row.name,
     url=lambda row: reverse("engine-build-uploads"),
 )
-ABORT = Action(target=UPLOAD_TARGET, name="abort", label="Abort", role=Role.ADMIN, run=_abort)
+ABORT = Action(
+    target=UPLOAD_TARGET,
+    name="abort",
+    label="Abort",
+    role=Role.ADMIN,
+    run=_abort,
+    effect=lambda row, now: (
+        f"The {UploadRow(row).arrived} that arrived are deleted. The same command starts again with the first part."
+    ),
+)
 engine_build_upload_action = action_view(ABORT)
-DELETE = Action(target=TARGET, name="delete", label="Delete", role=Role.ADMIN, run=_delete, typed=TARGET.name)
 engine_build_action = action_view(DELETE)

@@ -5,13 +5,22 @@ import math
 import re
 import shlex
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
+from functools import partial
 
 from django.conf import settings
 from django.urls import reverse
 
 from controlplane.api.apply.planning import Kind
-from controlplane.dashboard.actions import Action, ActionMenu, Field, Submission, Target, action_view
+from controlplane.dashboard.actions import (
+    Action,
+    ActionMenu,
+    Field,
+    Submission,
+    Target,
+    action_menu,
+    action_view,
+)
 from controlplane.dashboard.choices import choose_labelled
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from controlplane.dashboard.wizards import (
@@ -119,16 +128,7 @@ def _files(request: PageRequest) -> FileList:
 
 
 def _actions(request: PageRequest) -> ActionMenu:
-    row = request.once(_row)
-    names = {ImportState.DONE: ("draft",), ImportState.FAILED: ("retry",), ImportState.CANCELLED: ("retry",)}.get(
-        ImportState(row.state), ("cancel",)
-    )
-    return ActionMenu(
-        tuple(
-            ACTIONS[name].confirmation(row, reverse("import-action", args=(row.pk, name)), EFFECTS[name])
-            for name in names
-        )
-    )
+    return action_menu(request.once(_row), request.caller.access, *IMPORT_ACTIONS)
 
 
 IMPORTS = Page(
@@ -140,9 +140,9 @@ IMPORTS = Page(
 IMPORT = Page(
     section="models",
     title="",
+    actions=_actions,
     fragments=(
         Fragment("import", "", ("imports:{key}", "models"), "models_registry/imports/import.html", _import),
-        Fragment("import-actions", "Actions", ("imports:{key}",), "dashboard/actions.html", _actions),
         Fragment("import-files", "Files", ("imports:{key}",), "models_registry/imports/files.html", _files),
     ),
 )
@@ -166,26 +166,42 @@ TARGET = Target(
     find=_find,
     name=lambda row: f"import {row.pk}",
     url=lambda row: reverse("import", args=(row.pk,)),
+    action_url=lambda row, name: reverse("import-action", args=(row.pk, name)),
 )
-ACTIONS: dict[str, Action[ModelImport]] = {
-    each.name: each
-    for each in (
-        Action(target=TARGET, name="cancel", label="Cancel", run=_cancel),
-        Action(target=TARGET, name="retry", label="Retry", run=_retry),
-        Action(
-            target=TARGET,
-            name="draft",
-            label="Draft a version",
-            submit="Create draft",
-            run=_draft,
-            fields=(
-                Field("draft", "MODEL@VERSION", required=True),
-                Field("engine", f"Engine: {', '.join(ENGINES)} (default: by its weights)"),
-            ),
-        ),
+ENDED_ACTIONS = {ImportState.DONE: "draft", ImportState.FAILED: "retry", ImportState.CANCELLED: "retry"}
+
+
+def _effect(name: str, row: ModelImport, now: datetime) -> str:
+    return EFFECTS[name]
+
+
+def _why_not(name: str, row: ModelImport) -> str:
+    possible = ENDED_ACTIONS.get(ImportState(row.state), "cancel")
+    return "" if name == possible else f"Not for an import that is {row.get_state_display().lower()}."
+
+
+DRAFT_FIELDS = (
+    Field("draft", "MODEL@VERSION", required=True),
+    Field("engine", f"Engine: {', '.join(ENGINES)} (default: by its weights)"),
+)
+IMPORT_ACTIONS = tuple(
+    Action(
+        target=TARGET,
+        name=name,
+        label=label,
+        submit="Create draft" if name == "draft" else "",
+        run=run,
+        fields=DRAFT_FIELDS if name == "draft" else (),
+        effect=partial(_effect, name),
+        why_not=partial(_why_not, name),
     )
-}
-import_action = action_view(*ACTIONS.values())
+    for name, label, run in (
+        ("cancel", "Cancel", _cancel),
+        ("retry", "Retry", _retry),
+        ("draft", "Draft a version", _draft),
+    )
+)
+import_action = action_view(*IMPORT_ACTIONS)
 
 
 @dataclass(frozen=True, slots=True)

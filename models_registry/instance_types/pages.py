@@ -2,6 +2,7 @@
 Services do the changes."""
 
 from dataclasses import dataclass
+from datetime import datetime
 
 from django.db.models import Q
 from django.http import HttpResponse
@@ -16,6 +17,7 @@ from controlplane.dashboard.actions import (
     Submission,
     Target,
     action,
+    action_menu,
     action_view,
     page_target,
 )
@@ -110,18 +112,9 @@ def _type(request: PageRequest) -> TypePage:
 
 
 def _actions(request: PageRequest) -> ActionMenu:
-    page = request.once(_type)
-    kind, name = page.kind, page.kind.name
-    effect = "Empty fields stay as they are. "
-    effect += "It is in use, so its hardware cannot change." if page.uses else "Nothing uses it."
-    url = reverse("instance-type-action", args=(name, "change"))
-    confirmations = [ACTIONS["change"].confirmation(kind, url, effect, (*_fields(kind), WHY))]
-    if kind.origin != Origin.SHIPPED and (name in INSTANCE_TYPES or not page.uses):
-        action_name = "restore" if name in INSTANCE_TYPES else "delete"
-        effect = "It gets its shipped values back." if name in INSTANCE_TYPES else "The type is deleted."
-        url = reverse("instance-type-action", args=(name, action_name))
-        confirmations.append(ACTIONS[action_name].confirmation(kind, url, effect))
-    return ActionMenu(tuple(confirmations))
+    kind = request.once(_type).kind
+    last = ACTIONS["restore" if kind.name in INSTANCE_TYPES else "delete"]
+    return action_menu(kind, request.caller.access, ACTIONS["change"], last)
 
 
 TOPICS = ("instance-types", "deployments", "nodes")
@@ -134,10 +127,8 @@ INSTANCE_TYPES_PAGE = Page(
 INSTANCE_TYPE = Page(
     section="machines",
     title="",
-    fragments=(
-        Fragment("instance-type", "", TOPICS, "models_registry/instance_types/instance_type.html", _type),
-        Fragment("instance-type-actions", "Actions", TOPICS, "dashboard/actions.html", _actions),
-    ),
+    fragments=(Fragment("instance-type", "", TOPICS, "models_registry/instance_types/instance_type.html", _type),),
+    actions=_actions,
 )
 
 
@@ -167,13 +158,54 @@ TARGET = Target(
     find=_find_type,
     name=lambda kind: kind.name,
     url=lambda kind: reverse("instance-type", args=(kind.name,)),
+    action_url=lambda kind, name: reverse("instance-type-action", args=(kind.name, name)),
 )
+
+
+def _change_effect(kind: InstanceType, now: datetime) -> str:
+    in_use = "It is in use, so its hardware cannot change." if type_uses(kind.name) else "Nothing uses it."
+    return f"Empty fields stay as they are. {in_use}"
+
+
+def _why_not_restore(kind: InstanceType) -> str:
+    return "It has its shipped values." if kind.origin == Origin.SHIPPED else ""
+
+
+def _why_not_delete(kind: InstanceType) -> str:
+    uses = type_uses(kind.name)
+    return f"It is in use by {uses[0]}." if uses else ""
+
+
 ACTIONS: dict[str, Action[InstanceType]] = {
     each.name: each
     for each in (
-        Action(target=TARGET, name="change", label="Change", run=_change),
-        Action(target=TARGET, name="restore", label="Restore", run=_restore, fields=(WHY,)),
-        Action(target=TARGET, name="delete", label="Delete", run=_delete, typed=TARGET.name, fields=(WHY,)),
+        Action(
+            target=TARGET,
+            name="change",
+            label="Change",
+            run=_change,
+            fields=lambda kind: (*_fields(kind), WHY),
+            effect=_change_effect,
+        ),
+        Action(
+            target=TARGET,
+            name="restore",
+            label="Restore",
+            run=_restore,
+            fields=(WHY,),
+            effect=lambda kind, now: "It gets its shipped values back.",
+            why_not=_why_not_restore,
+        ),
+        Action(
+            target=TARGET,
+            name="delete",
+            label="Delete",
+            run=_delete,
+            typed=TARGET.name,
+            fields=(WHY,),
+            effect=lambda kind, now: "The type is deleted.",
+            why_not=_why_not_delete,
+        ),
     )
 }
 instance_type_action = action_view(*ACTIONS.values())

@@ -7,7 +7,15 @@ from datetime import datetime, timedelta
 from django.db.models import Q
 from django.urls import reverse
 
-from controlplane.dashboard.actions import REQUIRED_WHY, Action, ActionMenu, Submission, Target, action_view
+from controlplane.dashboard.actions import (
+    REQUIRED_WHY,
+    Action,
+    ActionMenu,
+    Submission,
+    Target,
+    action_menu,
+    action_view,
+)
 from controlplane.dashboard.charts import Band, Chart, Colour, Series
 from controlplane.dashboard.choices import choose_labelled
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
@@ -128,11 +136,7 @@ def _progress(request: PageRequest) -> BatchProgress:
 
 
 def _actions(request: PageRequest) -> ActionMenu:
-    row = request.once(_batch)
-    if row.state not in CANCELLABLE:
-        return ActionMenu((), "This batch has ended." if row.has_ended else "Its results are being written.")
-    url = reverse("batch-action", args=(row.batch.id, CANCEL.name))
-    return ActionMenu((CANCEL.confirmation(row.batch, url, CANCEL_EFFECT),))
+    return action_menu(request.once(_batch).batch, request.caller.access, CANCEL)
 
 
 BATCHES = Page(
@@ -148,8 +152,8 @@ BATCH = Page(
     fragments=(
         Fragment("batch", "", ("batches",), "traffic/batches/batch.html", _batch),
         Fragment("batch-progress", "Progress", ("batches",), "traffic/batches/progress.html", _progress),
-        Fragment("batch-actions", "Actions", ("batches",), "dashboard/actions.html", _actions),
     ),
+    actions=_actions,
     charts=True,
 )
 
@@ -167,6 +171,24 @@ TARGET = Target(
     find=_find,
     name=lambda batch: batch.id,
     url=lambda batch: reverse("batch-page", args=(batch.id,)),
+    action_url=lambda batch, name: reverse("batch-action", args=(batch.id, name)),
 )
-CANCEL = Action(target=TARGET, name="cancel", label="Cancel", run=_cancel, fields=(REQUIRED_WHY,))
+
+
+def _why_not_cancel(batch: Batch) -> str:
+    state = BatchState(batch.state)
+    if state in CANCELLABLE:
+        return ""
+    return "This batch has ended." if state in ENDED else "Its results are being written."
+
+
+CANCEL = Action(
+    target=TARGET,
+    name="cancel",
+    label="Cancel",
+    run=_cancel,
+    fields=(REQUIRED_WHY,),
+    effect=lambda batch, now: CANCEL_EFFECT,
+    why_not=_why_not_cancel,
+)
 batch_action = action_view(CANCEL)

@@ -118,6 +118,20 @@ def check(
 
 
 @app.command()
+def reset(context: typer.Context, names: Nodes, why: Why = "") -> None:
+    """Reset the accelerators of nodes that are in no cell. Deep checks follow; a node that fails them is replaced."""
+    run = session_of(context)
+    _run_action(run, run.resource("nodes"), names, "reset", why)
+
+
+@app.command()
+def reboot(context: typer.Context, names: Nodes, why: Why = "") -> None:
+    """Reboot the machines of nodes that are in no cell. Deep checks follow; a node that fails them is replaced."""
+    run = session_of(context)
+    _run_action(run, run.resource("nodes"), names, "reboot", why)
+
+
+@app.command()
 def replace(context: typer.Context, names: Nodes, why: Why = "", yes: Yes = False) -> None:
     """Replace nodes with others and terminate their machines."""
     run = session_of(context)

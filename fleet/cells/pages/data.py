@@ -1,7 +1,7 @@
 """Data of the pages about cells: members, load, software, and the effects of actions. Reads only."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from django.db.models import Case, Prefetch, Q, QuerySet, When
@@ -18,6 +18,7 @@ from fleet.nodes.models import Node, NodeReport
 from fleet.nodes.planner import compare_stacks, member_stacks, stack_digest
 from fleet.placement.planning.distance import depth_of, distance
 from fleet.reconcile.planning.states import CellState
+from kernel.models import Event
 
 CELLS_SHOWN = 100
 CELLS_BESIDE = 50
@@ -43,11 +44,13 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class CellRow:
-    """A cell with its members by rank; `load` is None without a fresh report of its leader."""
+    """A cell with its members by rank; `load` is None without a fresh report of its leader. `successor`: the cell that
+    takes the place of a drained one, "" until it exists."""
 
     cell: Cell
     members: tuple[MemberRow, ...]
     load: Load | None
+    successor: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +159,17 @@ def _ordered() -> "QuerySet[Cell]":
 
 def cell_find(*, cell_id: str, now: datetime) -> CellRow | None:
     cell = cells_with_members().filter(pk=cell_id).first()
-    return cell_row(cell, now) if cell else None
+    return replace(cell_row(cell, now), successor=_successor(cell)) if cell else None
+
+
+def _successor(cell: Cell) -> str:
+    """The first cell of the same deployment, region and role that was created after this one began to drain."""
+    if cell.state not in {CellState.DRAINING, CellState.STOPPED}:
+        return ""
+    drained = Event.objects.filter(cell=cell.pk, kind=f"cell.{CellState.DRAINING}").order_by("-id").first()
+    same = Cell.objects.filter(deployment=cell.deployment_id, region=cell.region_id, role=cell.role)
+    later = same.filter(created_at__gte=drained.at).exclude(pk=cell.pk) if drained else same.none()
+    return later.order_by("created_at", "id").values_list("id", flat=True).first() or ""
 
 
 def cell_stack(row: CellRow) -> Stack:

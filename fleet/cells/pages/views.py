@@ -1,9 +1,12 @@
 """The list of cells, and the page of one cell with its actions. Services decide."""
 
+from collections.abc import Collection
+from datetime import datetime
+
 from django.shortcuts import get_object_or_404
 from django.urls import reverse
 
-from controlplane.dashboard.actions import WHY, Action, ActionMenu, Submission, Target, action_view
+from controlplane.dashboard.actions import WHY, Action, ActionMenu, Submission, Target, action_menu, action_view
 from controlplane.dashboard.choices import choose_deployment, choose_region, choose_state
 from controlplane.dashboard.events import EventList, cell_events, chart_markers
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
@@ -59,19 +62,7 @@ def _machines_of_cell(request: PageRequest) -> CellMachines:
 
 
 def _cell_actions(request: PageRequest) -> ActionMenu:
-    row = request.once(_cell)
-    cell, state = row.cell, CellState(row.cell.state)
-    offered = (
-        (DRAIN, state in DRAINABLE, drain_effect),
-        (RESTART, state in RESTARTABLE, restart_effect),
-    )
-    confirmations = tuple(
-        action.confirmation(cell, reverse("cell-action", args=(cell.pk, action.name)), effect(row, request.now))
-        for action, is_possible, effect in offered
-        if is_possible
-    )
-    note = f"A cell that is {state} can be neither drained nor restarted."
-    return ActionMenu(confirmations, "" if confirmations else note, cell.deployment_id)
+    return action_menu(request.once(_cell).cell, request.caller.access, *CELL_ACTIONS)
 
 
 def _cell_load_charts(request: PageRequest) -> Charts:
@@ -103,7 +94,6 @@ CELL = Page(
     title="",
     fragments=(
         Fragment("cell", "", ("cells:{key}", "nodes", "load"), "fleet/cells/cell.html", _cell),
-        Fragment("cell-actions", "Actions", ("cells:{key}",), "dashboard/actions.html", _cell_actions),
         Fragment("cell-load", "Load", ("history",), "fleet/load/charts.html", _cell_load_charts),
         Fragment("cell-probes", "Probes", ("cells:{key}", "load"), "fleet/cells/probes.html", _cell),
         Fragment(
@@ -117,6 +107,7 @@ CELL = Page(
         Fragment("cell-events", "Events", ("events",), "dashboard/events/list.html", _events_of_cell),
         Fragment("cell-logs", "Logs", ("logs",), "fleet/cells/logs.html", _cell_logs),
     ),
+    actions=_cell_actions,
     charts=True,
     ranges=OF_LOAD,
 )
@@ -134,13 +125,43 @@ def _restart(form: Submission, cell: Cell) -> None:
     cell_restart(cell_id=cell.pk, actor=form.actor, now=form.now, why=form.text("why"))
 
 
+def _row(cell: Cell, now: datetime) -> CellRow:
+    return found_or_404(cell_find(cell_id=cell.pk, now=now), f"cell {cell.pk!r}")
+
+
+def _unless(cell: Cell, allowed: Collection[CellState], done: str) -> str:
+    state = CellState(cell.state)
+    return "" if state in allowed else f"A cell that is {state} cannot be {done}."
+
+
 TARGET = Target(
     noun="cell",
     find=_find,
     name=lambda cell: cell.pk,
     url=lambda cell: reverse("cell", args=(cell.pk,)),
     deployment=lambda cell: cell.deployment_id,
+    action_url=lambda cell, name: reverse("cell-action", args=(cell.pk, name)),
 )
-DRAIN = Action(target=TARGET, name="drain", label="Drain", run=_drain, typed=TARGET.name, fields=(WHY,))
-RESTART = Action(target=TARGET, name="restart", label="Restart", run=_restart, typed=TARGET.name, fields=(WHY,))
-cell_action = action_view(DRAIN, RESTART)
+CELL_ACTIONS = (
+    Action(
+        target=TARGET,
+        name="drain",
+        label="Drain",
+        run=_drain,
+        typed=TARGET.name,
+        fields=(WHY,),
+        effect=lambda cell, now: drain_effect(_row(cell, now), now),
+        why_not=lambda cell: _unless(cell, DRAINABLE, "drained"),
+    ),
+    Action(
+        target=TARGET,
+        name="restart",
+        label="Restart",
+        run=_restart,
+        typed=TARGET.name,
+        fields=(WHY,),
+        effect=lambda cell, now: restart_effect(_row(cell, now), now),
+        why_not=lambda cell: _unless(cell, RESTARTABLE, "restarted"),
+    ),
+)
+cell_action = action_view(*CELL_ACTIONS)

@@ -3,11 +3,21 @@ decide."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from urllib.parse import urlencode
 
 from django.shortcuts import get_object_or_404
 from django.urls import reverse
 
-from controlplane.dashboard.actions import Action, ActionPage, Field, Submission, Target, action_page_view
+from controlplane.dashboard.actions import (
+    Action,
+    ActionMenu,
+    ActionPage,
+    Field,
+    Submission,
+    Target,
+    action_page_view,
+    menu_item,
+)
 from controlplane.dashboard.choices import choose_deployment, choose_region
 from controlplane.dashboard.events import EventList, chart_markers, deployment_events
 from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
@@ -112,6 +122,17 @@ def _events_of_deployment(request: PageRequest) -> EventList:
     return deployment_events(request.key, EVENTS_OF_ONE_DEPLOYMENT)
 
 
+def _deployment_actions(request: PageRequest) -> ActionMenu:
+    deployment, access = request.once(_deployment_model), request.caller.access
+    rollout = f"{reverse('rollout-new')}?{urlencode({'deployment': deployment.pk})}"
+    return ActionMenu(
+        (
+            SCALE.menu_item(deployment, access),
+            menu_item("Roll out another version", rollout, access, deployment=deployment.pk),
+        )
+    )
+
+
 DEPLOYMENTS = Page(
     section="deployments",
     title="Deployments",
@@ -166,10 +187,10 @@ DEPLOYMENT = Page(
         ),
         Fragment("deployment-forecast", "Forecast", ("forecast",), "fleet/autoscaling/forecast.html", _forecasts),
         Fragment("deployment-load", "Load", ("history",), "fleet/load/charts.html", _deployment_load),
-        Fragment("deployment-actions", "Actions", (), "fleet/deployments/actions.html", _deployment),
         Fragment("deployment-cells", "Cells", ("cells", "load"), "fleet/cells/table.html", _deployment_cells),
         Fragment("deployment-events", "Events", ("events",), "dashboard/events/list.html", _events_of_deployment),
     ),
+    actions=_deployment_actions,
     charts=True,
     ranges=OF_LOAD,
 )
@@ -260,6 +281,7 @@ TARGET = Target(
     name=lambda deployment: deployment.pk,
     url=lambda deployment: reverse("deployment", args=(deployment.pk,)),
     deployment=lambda deployment: deployment.pk,
+    action_url=lambda deployment, name: reverse(f"deployment-{name}", args=(deployment.pk,)),
 )
 SCALE = Action(target=TARGET, name="scale", label="Scale", run=_scale, typed=TARGET.name)
 deployment_scale_page = action_page_view(

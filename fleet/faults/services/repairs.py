@@ -1,5 +1,6 @@
-"""Carries out decisions about repairs of nodes that are out of use: orders resets, reboots and deep checks as rows, and
-ends attempts. Agents reset devices, providers reboot machines. Each change is one compare-and-set with its event."""
+"""Carries out decisions and operators' requests about repairs of nodes that are out of use: orders resets, reboots and
+deep checks as rows, and ends attempts. Agents reset devices, providers reboot machines. Each change is one
+compare-and-set with its event."""
 
 import secrets
 from datetime import datetime
@@ -13,19 +14,23 @@ from fleet.faults.models import Incident, Repair
 from fleet.faults.planning.views import IncidentKind, Rung
 from fleet.faults.selectors.faults import ATTEMPTS
 from fleet.faults.services.incidents import OF_SEVERAL_NODES, hardware_faults_settle, incidents_close
+from fleet.machines.models import MachineSlot, ProviderCall
+from fleet.machines.planner import provider_limits
+from fleet.machines.selectors import nodes_that_may_reboot
 from fleet.machines.services.orders import provider_order
 from fleet.nodes.models import Node, NodeCheck
 from fleet.nodes.services.events import desired_changed, node_event
 from fleet.reconcile.planning.decisions import CheckRepair, EndRepair, TryRepair
-from fleet.reconcile.planning.states import IncidentState, NodeState, ProviderAction
-from kernel import wake_ups
+from fleet.reconcile.planning.states import DEAD, IncidentState, NodeState, ProviderAction
+from kernel import live, wake_ups
+from kernel.refusals import Conflict
 from kernel.tones import Tone
 from kernel.transitions import StaleDecision, compare_and_set_or_stale
 
 RESULT_CHARS = 1000
 
 
-def repair_try(decision: TryRepair, *, now: datetime) -> None:
+def repair_try(decision: TryRepair, *, now: datetime, actor: str = "switchyard") -> None:
     """Begins an attempt. Raises StaleDecision if the node is in use or under repair already."""
     with transaction.atomic():
         node = _lock_faulty(decision.node)
@@ -37,7 +42,54 @@ def repair_try(decision: TryRepair, *, now: datetime) -> None:
         else:
             provider_order(node=node.id, action=ProviderAction.REBOOT, reason=decision.reason, now=now)
         text = f"{decision.rung.noun} of {node.id}: {decision.reason}".replace("of its", "of the", 1)
-        node_event(node, "node.repair", text[:1].upper() + text[1:], now=now, tone=Tone.MOVING)
+        node_event(node, "node.repair", text[:1].upper() + text[1:], now=now, tone=Tone.MOVING, actor=actor)
+
+
+def repair_request(*, node_id: str, rung: Rung, actor: str, now: datetime, why: str = "") -> None:
+    """Resets the devices of a node or reboots its machine, as an operator requests; deep checks follow. The node is out
+    of use meanwhile: a cured one becomes a spare again, another one is replaced. Raises Conflict if the node is in a
+    cell, neither ready nor faulty, under repair, or on a machine that cannot be rebooted."""
+    with transaction.atomic():
+        node = Node.objects.select_for_update(of=("self",)).get(id=node_id)
+        if reason := why_no_repair(node, rung):
+            raise Conflict(reason)
+        reason = f"requested by {actor}" + (f": {why}" if why else "")
+        columns = {"state": NodeState.FAULTY.value, "reason": f"{rung.noun} {reason}", "state_since": now}
+        Node.objects.filter(id=node.id).update(**columns)
+        repair_try(TryRepair(node.id, rung, reason, ()), now=now, actor=actor)
+        live.push("nodes", node.id)
+        wake_ups.send("fleet.reconcile")
+
+
+def why_no_repair(node: Node, rung: Rung) -> str:
+    """Why an operator cannot reset or reboot a node now, or ""."""
+    if member := CellMember.objects.filter(node=node).first():
+        return f"node {node.id} is in cell {member.cell_id}; drain it first"
+    if node.state not in {NodeState.READY, NodeState.FAULTY}:
+        return f"node {node.id} is {node.state}; only a node that is faulty or ready can be repaired"
+    if Repair.objects.filter(node=node, what__in=ATTEMPTS, ended_at=None).exists():
+        return f"node {node.id} is under repair already"
+    if ProviderCall.objects.filter(node=node).exists():
+        return f"the provider of node {node.id} carries out another order for it"
+    return _why_impossible_here(node, rung)
+
+
+def _why_impossible_here(node: Node, rung: Rung) -> str:
+    if rung is Rung.RESET and not node.accelerators:
+        return f"node {node.id} has no accelerator to reset"
+    if others := _nodes_of_its_machine(node):
+        return f"node {node.id} shares its machine with {', '.join(others)}"
+    if rung is Rung.RESET:
+        return ""
+    if provider_limits(node.region.provider).has_power_control or node.id in nodes_that_may_reboot():
+        return ""
+    return f"the machine of node {node.id} cannot be rebooted: its provider has no power control"
+
+
+def _nodes_of_its_machine(node: Node) -> list[str]:
+    """Other nodes of its machine that are in use: a reboot ends them, and so may a reset."""
+    names = MachineSlot.objects.filter(machine__slots__runs=node.id).exclude(runs__in=["", node.id]).values("runs")
+    return list(Node.objects.filter(id__in=names).exclude(state__in=DEAD).order_by("id").values_list("id", flat=True))
 
 
 def repair_check(decision: CheckRepair, *, now: datetime) -> None:

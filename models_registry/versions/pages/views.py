@@ -1,10 +1,21 @@
 """Pages: the list of model versions, a model, a version with its actions, and the diff of two. Decides nothing."""
 
+from datetime import datetime
+from functools import partial
+
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
 
-from controlplane.dashboard.actions import REQUIRED_WHY, Action, ActionMenu, Submission, Target, action_view
+from controlplane.dashboard.actions import (
+    REQUIRED_WHY,
+    Action,
+    ActionMenu,
+    Submission,
+    Target,
+    action_menu,
+    action_view,
+)
 from controlplane.dashboard.events import EventList, version_events
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from models_registry.benchmarks.pages import BenchmarksView, SearchesView, model_benchmarks, model_searches
@@ -31,7 +42,7 @@ from models_registry.versions.pages.data import (
     version_runs,
 )
 from models_registry.versions.planning.lifecycle import ValidationState, VersionState
-from models_registry.versions.selectors import VersionMemory, version_memory
+from models_registry.versions.selectors import VersionMemory, version_memory, version_uses
 from models_registry.versions.services.drafts import draft_delete, version_release, version_retire
 from models_registry.versions.services.validation import validation_start
 
@@ -123,35 +134,7 @@ def _diff(request: PageRequest) -> DiffPage:
 
 
 def _actions(request: PageRequest) -> ActionMenu:
-    page = request.once(_version)
-    version = page.version
-    names = _allowed_actions(page)
-    confirmations = tuple(
-        ACTIONS[name].confirmation(version, reverse("version-action", args=(version.reference, name)), EFFECTS[name])
-        for name in names
-    )
-    return ActionMenu(confirmations, _version_note(page, names))
-
-
-def _allowed_actions(page: VersionPage) -> tuple[str, ...]:
-    """Actions that the version's state allows; a version in use can be neither retired nor deleted."""
-    match VersionState(page.version.state):
-        case VersionState.DRAFT:
-            is_running = page.validation is not None and page.validation.state == ValidationState.RUNNING
-            names: tuple[str, ...] = ("delete",) if is_running else ("validate", "delete")
-        case VersionState.VALIDATED:
-            names = ("release", "retire")
-        case VersionState.RELEASED:
-            names = ("retire",)
-        case _:
-            names = ()
-    return tuple(name for name in names if not (page.uses and name in {"retire", "delete"}))
-
-
-def _version_note(page: VersionPage, names: tuple[str, ...]) -> str:
-    if page.uses:
-        return f"In use by {', '.join(page.uses)}, so it can be neither retired nor deleted."
-    return "" if names else "This version is retired."
+    return action_menu(request.once(_version_of), request.caller.access, *VERSION_ACTIONS)
 
 
 OWN_TOPICS = ("models:{key}",)
@@ -182,10 +165,10 @@ MODEL = Page(
 VERSION = Page(
     section="models",
     title="",
+    actions=_actions,
     fragments=(
         Fragment("version", "", (*OWN_TOPICS, "deployments"), "models_registry/versions/version.html", _version),
         Fragment("version-validation", "Validation", OWN_TOPICS, "models_registry/versions/validation.html", _version),
-        Fragment("version-actions", "Actions", (*OWN_TOPICS, "deployments"), "dashboard/actions.html", _actions),
         Fragment("version-runs", "Where it runs", ("cells", "rollouts"), "models_registry/benchmarks/runs.html", _runs),
         Fragment(
             "version-measured", "Measured, last hour", ("load",), "models_registry/versions/measured.html", _measured
@@ -261,21 +244,41 @@ VERSION_TARGET = Target(
     find=_find,
     name=lambda version: version.reference,
     url=lambda version: reverse("version", args=(version.reference,)),
+    action_url=lambda version, name: reverse("version-action", args=(version.reference, name)),
 )
-ACTIONS: dict[str, Action[ModelVersion]] = {
-    each.name: each
-    for each in (
-        Action(target=VERSION_TARGET, name="validate", label="Validate", run=_validate),
-        Action(target=VERSION_TARGET, name="release", label="Release", run=_release, fields=(REQUIRED_WHY,)),
-        Action(
-            target=VERSION_TARGET,
-            name="retire",
-            label="Retire",
-            run=_retire,
-            typed=VERSION_TARGET.name,
-            fields=(REQUIRED_WHY,),
-        ),
-        Action(target=VERSION_TARGET, name="delete", label="Delete", run=_delete, typed=VERSION_TARGET.name),
-    )
+STATES_FOR: dict[str, tuple[VersionState, ...]] = {
+    "validate": (VersionState.DRAFT,),
+    "release": (VersionState.VALIDATED,),
+    "retire": (VersionState.VALIDATED, VersionState.RELEASED),
+    "delete": (VersionState.DRAFT,),
 }
-version_action = action_view(*ACTIONS.values())
+
+
+def _effect(name: str, version: ModelVersion, now: datetime) -> str:
+    return EFFECTS[name]
+
+
+def _why_not(name: str, version: ModelVersion) -> str:
+    if VersionState(version.state) not in STATES_FOR[name]:
+        return f"Not for a version that is {version.state}."
+    if name == "validate":
+        is_running = version.validations.filter(state=ValidationState.RUNNING.value).exists()
+        return "A validation is running." if is_running else ""
+    uses = version_uses(version.pk) if name in {"retire", "delete"} else ()
+    return f"In use by {', '.join(uses)}." if uses else ""
+
+
+VERSION_ACTIONS = tuple(
+    Action(
+        target=VERSION_TARGET,
+        name=name,
+        label=name.capitalize(),
+        run=run,
+        typed=VERSION_TARGET.name if name in {"retire", "delete"} else None,
+        fields=(REQUIRED_WHY,) if name in {"release", "retire"} else (),
+        effect=partial(_effect, name),
+        why_not=partial(_why_not, name),
+    )
+    for name, run in (("validate", _validate), ("release", _release), ("retire", _retire), ("delete", _delete))
+)
+version_action = action_view(*VERSION_ACTIONS)

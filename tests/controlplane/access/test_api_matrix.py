@@ -39,7 +39,7 @@ OWN = {  # only the caller's, unless an admin asks
     "POST tokens", "POST tokens/{id}/revoke", "POST sessions/{id}/revoke", "POST approvals/{id}/reject",
 }  # fmt: skip
 OPERATE = {
-    "POST nodes/{id}/check",
+    "POST nodes/{id}/check", "POST nodes/{id}/reset", "POST nodes/{id}/reboot",
     "POST nodes/{id}/cordon", "POST nodes/{id}/drain", "POST nodes/{id}/replace", "POST nodes/{id}/revoke",
     "POST ingresses/{id}/revoke", "POST machines/{id}/revoke", "POST nodes/{id}/uncordon",
     "POST agents/rollouts", "POST agents/rollouts/{id}/cancel", "GET certificates", "GET certificates/{id}",

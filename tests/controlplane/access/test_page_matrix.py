@@ -17,8 +17,7 @@ VIEWER = {
     "overview", "deployments", "deployment", "rollouts", "rollout", "cells", "cell", "nodes", "node", "region",
     "machines", "regions", "benchmarks",
     "traffic", "playground", "keys", "key", "models", "model", "version", "version-diff", "incidents", "incident",
-    "incident-report", "runbook",
-    "engine-build",
+    "incident-report", "runbook", "engine-build", "engine-build-uploads", "machine",
     "costs", "instance-types", "instance-type",
     "day-plan",
     "search", "events", "usage", "settings", "approvals", "settings-webhooks", "settings-rules", "settings-allowances",
@@ -28,7 +27,7 @@ VIEWER = {
 }  # fmt: skip
 OPERATOR = {
     "deployment-scale", "cell-action", "rollout-new", "rollout-action", "traffic-shares", "evacuate", "override-end",
-    "machine-add", "machine-layout", "machine-remove", "machine-repaired", "invitation-withdraw", "instance-type-new",
+    "node-action", "incident-action", "machine-add", "machine-action", "invitation-withdraw", "instance-type-new",
     "instance-type-action",
     "pool-add", "pool-action", "image-move", "image-back", "agents-upgrade", "agents-cancel",
     "key-new", "key-action", "tenant-webhook-new", "tenant-webhook-rotate", "tenant-webhook-remove",
@@ -39,7 +38,7 @@ ADMIN = {
     "keys-require", "settings-users", "settings-groups", "user-new", "user-change", "program-new", "group-new",
     "group-change", "group-delete", "grant-new", "grant-take", "approval-approve", "approval-rule", "webhook-new",
     "webhook-switch", "webhook-delete", "fault-rule", "tenant-grant-new", "tenant-grant-withdraw",
-    "allowance-new", "engine-build-new", "engine-build-action", "compile-cache-delete",
+    "allowance-new", "engine-build-new", "engine-build-action", "engine-build-upload-action", "compile-cache-delete",
     "allowance-withdraw", "budget-set", "budget-remove",
     "rate-set", "rate-withdraw",
 }  # fmt: skip

@@ -53,6 +53,7 @@ FILTERED: tuple[str, ...] = (
 DETAILS: tuple[str, ...] = (
     "/cells/deployment-0-region-0-1/",
     "/nodes/n-00000000/",
+    "/machines/m-00000000/",
     "/regions/region-0/",
     "/instance-types/local.cpu/",
     "/nodes/n-000000aa/",

@@ -169,11 +169,11 @@ def test_an_incident_shows_its_evidence_its_replacements_and_related_incidents()
     assert "Nothing is recorded of" in story
     work = part(url, "incident-actions")
     assert "after its cell has drained" in work
-    assert f"POST /api/v1/incidents/{one.pk}/dismiss" in work
+    assert f"/incidents/{one.pk}/ask/dismiss/" in part(url, "incident")
     assert "the cell was lost" in part(url, "incident-related")
 
 
-def test_a_closed_incident_offers_no_command() -> None:
+def test_a_closed_incident_cannot_be_dismissed() -> None:
     closed = {"state": "closed", "opened_at": clock.now(), "closed_at": clock.now()}
     one = Incident.objects.create(kind="node-slow", subject="n", summary="slow", **closed)
-    assert "Commands" not in part(f"/incidents/{one.pk}/", "incident-actions")
+    assert "This incident is closed." in part(f"/incidents/{one.pk}/", "incident")

@@ -3,14 +3,17 @@
 from datetime import timedelta
 
 import pytest
+from django.test import Client
 
 from engine_agent.protocol.messages import LogTail
 from fleet.cells.models import Cell
+from fleet.cells.services import cell_drain
 from fleet.faults.models import Incident
 from fleet.load.services import load_sample
 from fleet.nodes.models import NodeReport
 from fleet.nodes.services.reports import node_logs_store
 from kernel import clock
+from tests.controlplane.access.callers import make_user
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import LOAD
 from tests.fleet import rows
@@ -87,7 +90,8 @@ def test_opening_the_page_requests_logs_and_shows_them() -> None:
 
 
 def test_the_effect_of_draining_is_shown_first() -> None:
-    text = part("cell-actions")
+    assert f'href="{URL}ask/drain/"' in part("cell")
+    text = " ".join(signed_in().get(f"{URL}ask/drain/").text.split())
     assert "It gets no new requests. 7 requests in flight have 60 s to finish." in text
     assert "1 other ready cell of sim-70b remains in us-east-1" in text
 
@@ -96,13 +100,37 @@ def test_a_cell_is_drained_when_its_name_is_typed() -> None:
     response = signed_in().post(f"{URL}ask/drain/", {"confirm": CELL, "why": "it is slow"})
     assert response.headers["Location"] == URL
     assert Cell.objects.get(pk=CELL).state == "draining"
-    assert "can be neither drained nor restarted" in part("cell-actions")
+    assert "A cell that is draining cannot be drained." in part("cell")
+
+
+def test_a_drained_cell_names_its_successor() -> None:
+    assert "Its place is taken by" not in part("cell")
+    cell_drain(cell_id=CELL, actor="ann", now=clock.now())
+    rows.cell("sim-70b-us-east-1-7", created_at=clock.now())
+    assert 'Its place is taken by <a href="/cells/sim-70b-us-east-1-7/">' in part("cell")
+
+
+def test_a_link_fills_the_reason_but_never_the_confirmation() -> None:
+    text = signed_in().get(f"{URL}ask/drain/?why=slow&confirm={CELL}").text
+    assert 'value="slow"' in text
+    assert f'value="{CELL}"' not in text
+
+
+def test_a_viewer_sees_why_not() -> None:
+    client = Client()
+    client.force_login(make_user("viewer"))
+    text = fragment(client, URL, "cell")
+    assert "Read-only. It needs the operator role on sim-70b." in text
+    assert "ask/drain" not in text
+    assert client.get(f"{URL}ask/drain/").status_code == 403
 
 
 def test_without_its_name_a_cell_stays_as_it_is() -> None:
-    response = signed_in().post(f"{URL}ask/drain/", {"confirm": "sim-70b"})
+    response = signed_in().post(f"{URL}ask/drain/", {"confirm": "sim-70b", "why": "<it> is slow"})
     assert response.status_code == 409
     assert f"Type {CELL} to confirm" in response.text
+    assert 'value="sim-70b"' in response.text
+    assert 'value="&lt;it&gt; is slow"' in response.text
     assert Cell.objects.get(pk=CELL).state == "ready"
 
 

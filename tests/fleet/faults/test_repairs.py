@@ -13,7 +13,7 @@ from fleet.clouds.base import Later, ProviderError
 from fleet.faults.models import Incident, Repair, Signal
 from fleet.faults.planning.views import Attempt, IncidentKind, Rung
 from fleet.faults.services.incidents import hardware_fault_record, incident_open_decided
-from fleet.faults.services.repairs import repair_check, repair_end, repair_try
+from fleet.faults.services.repairs import repair_check, repair_end, repair_request, repair_try
 from fleet.machines.models import ProviderCall
 from fleet.nodes.models import Node, NodeReport
 from fleet.nodes.selectors import desired_for
@@ -206,6 +206,21 @@ def test_a_node_climbs_the_ladder_on_real_rows_until_a_reboot_cures_it(clock: Cl
         (False, "matmul: 7 of 9 sums are wrong"),
         (True, "1 deep checks passed"),
     ]
+
+
+@pytest.mark.parametrize(("ok", "state"), [(True, "ready"), (False, "retired")])
+def test_a_spare_that_an_operator_resets_returns_if_its_checks_pass_and_is_replaced_otherwise(
+    clock: Clock, ok: bool, state: str
+) -> None:
+    Signal.objects.all().delete()
+    Node.objects.update(state="ready", cordoned=False)
+    repair_request(node_id="n-f", rung=Rung.RESET, actor="ann", now=clock.now, why="new driver")
+    passes(clock)
+    assert (node().state, node().reason) == ("faulty", "reset of its device requested by ann: new driver")
+    report([{"check": "reset", "ok": True, "found": "reset"}, {"check": "matmul", "ok": ok, "found": "sums"}])
+    for _ in range(3):
+        passes(clock)
+    assert node().state == state
 
 
 def test_the_incident_stays_open_when_its_cell_is_ready_again_with_another_node() -> None:

@@ -208,7 +208,7 @@ def test_every_slot_of_a_machine_gets_one_node_with_its_own_ports_and_devices() 
     assert [(run.id, run.port) for run in order.nodes] == [(f"n-0000000{n}", 14000 + 20 * n) for n in range(4)]
     assert bearer().get("/api/v1/nodes/n-00000002/").json()["machine"] == machine.id
     page = signed_in().get("/nodes/n-00000002/").text
-    assert f"{machine.id}, of which it owns cpu 4,5; 4 CPUs; 16 GiB" in page
+    assert f"{machine.id}</a>, of which it owns cpu 4,5; 4 CPUs; 16 GiB" in page
     owned = [run.owns.devices for run in order.nodes if run.owns]
     assert owned == [(0, 1), (2, 3), (4, 5), (6, 7)]
     assert free_machines() == {}

@@ -1,5 +1,5 @@
-"""Machines on the page of nodes (list, join command, removal), and on a cell's page (place, price, notices, unused
-pools)."""
+"""Machines on the page of nodes (list, join command), on their own pages with their actions, and on a cell's page
+(place, price, notices, unused pools)."""
 
 import re
 from datetime import timedelta
@@ -82,7 +82,7 @@ def test_a_viewer_sees_no_form() -> None:
     text = fragment(client, "/machines/", "machines")
     assert "m-00000001" in text
     assert "Add machines" not in text
-    assert ">Remove" not in text
+    assert "ask/remove/" not in fragment(client, "/machines/m-00000001/", "machine")
 
 
 def test_a_machine_is_removed_by_its_name() -> None:
@@ -90,13 +90,13 @@ def test_a_machine_is_removed_by_its_name() -> None:
     client = signed_in()
     assert (
         "It has no node or ingress. The host is wiped and uninstalled."
-        in client.get("/nodes/machines/m-00000001/remove/").text
+        in client.get("/machines/m-00000001/ask/remove/").text
     )
-    assert client.post("/nodes/machines/m-00000001/remove/", {"confirm": "m-1"}).status_code == 409
-    client.post("/nodes/machines/m-00000001/remove/", {"confirm": "m-00000001", "why": "sold"})
+    assert client.post("/machines/m-00000001/ask/remove/", {"confirm": "m-1"}).status_code == 409
+    client.post("/machines/m-00000001/ask/remove/", {"confirm": "m-00000001", "why": "sold"})
     machine = Machine.objects.get()
     assert (machine.state, machine.reason) == (MachineState.LEAVING, "removed by operator: sold")
-    assert client.get("/nodes/machines/m-0000000f/remove/").status_code == 404
+    assert client.get("/machines/m-0000000f/ask/remove/").status_code == 404
 
 
 def pool(position: int, market: Market, zone: str, **columns: Any) -> CapacityPool:
@@ -166,8 +166,9 @@ def test_the_page_says_what_was_announced() -> None:
 def test_a_host_is_divided_on_its_page_and_its_nodes_are_listed() -> None:
     facts = msgspec.structs.replace(rows.FACTS, cpus=(tuple(range(8)),))
     rows.machine("m-00000001", facts=msgspec.to_builtins(facts))
-    client, where = signed_in(), "/nodes/machines/m-00000001/layout/"
-    assert where in fragment(client, "/machines/", "machines")
+    client, where = signed_in(), "/machines/m-00000001/ask/layout/"
+    assert 'href="/machines/m-00000001/"' in fragment(client, "/machines/", "machines")
+    assert where in fragment(client, "/machines/m-00000001/", "machine")
     assert "8 cores" in client.get(where).text
     refused = client.post(where, {"layout": "2by4"})
     assert refused.status_code == 409
@@ -179,6 +180,7 @@ def test_a_host_is_divided_on_its_page_and_its_nodes_are_listed() -> None:
     assert "cpu 4,5,6,7; 4 CPUs; 16 GiB" in text
     assert client.post(where, {"layout": "2x4", "pinned": "yes"}).status_code == 302
     assert "pinned" in fragment(client, "/machines/", "machines")
+    assert "cpu 4,5,6,7; 4 CPUs; 16 GiB" in fragment(client, "/machines/m-00000001/", "machine")
     assert "checked" in client.get(where).text
     client.post(where, {"layout": ""})
     assert (Machine.objects.get().layout, Machine.objects.get().layout_pinned) == ("", False)

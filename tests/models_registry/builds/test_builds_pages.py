@@ -71,10 +71,10 @@ def test_a_build_that_a_version_names_says_so_and_offers_no_deletion(folder: Pat
     page = ada.get("/builds/llama-1/").content.decode()
     assert "Named by toy@1, so it cannot be deleted." in page
     assert "/builds/llama-1/" in ada.get("/models/toy@1/").content.decode()
-    assert "Admins may delete it" not in page
+    assert "ask/delete/" not in page
     ModelVersion.objects.update(engine_build="")
     oscar = browser(Role.OPERATOR)
-    assert "Admins may delete it" in oscar.get("/builds/llama-1/").content.decode()
+    assert "Read-only. It needs the admin role." in oscar.get("/builds/llama-1/").content.decode()
     assert "Add an engine build" not in oscar.get("/models/").content.decode()
     assert oscar.post("/builds/llama-1/ask/delete/", {"confirm": "llama-1"}).status_code == 403
 
@@ -99,15 +99,15 @@ def test_uploads_in_progress_are_shown_and_admins_abort_them(folder: Path, setti
         "1 of 4",
         "12.4 kB of 40.4 kB",
         ">ada<",
-        "Admins may abort",
     ):
         assert shown in page, shown
     assert "switchyard --server http://testserver engine add" in page
     assert ": 1 in progress" in oscar.get("/models/").content.decode()
     abort = "/build-uploads/llama-1/ask/abort/"
-    assert "Abort llama-1" not in oscar.get("/build-uploads/").content.decode()
+    assert abort not in oscar.get("/build-uploads/").content.decode()
     assert oscar.post(abort).status_code == 403
-    assert "The 12.4 kB that arrived are deleted." in ada.get("/build-uploads/").content.decode()
+    assert abort in ada.get("/build-uploads/").content.decode()
+    assert "The 12.4 kB that arrived are deleted." in ada.get(abort).content.decode()
     assert ada.post(abort).headers["Location"] == "/build-uploads/"
     assert not EngineBuildUpload.objects.filter(pk=row.pk).exists()
     assert ada.post(abort).status_code == 404

@@ -99,7 +99,7 @@ def test_the_pages_list_add_change_and_restore(browser: Client) -> None:
     assert made["Location"] == "/instance-types/own.2xh100/"
     page = browser.get(made["Location"]).content.decode()
     assert "2 x h100" in page
-    assert "action-delete" in page
+    assert "ask/delete/" in page
     refused = browser.post("/instance-types/own.2xh100/ask/change/", {"chips": "0"})
     assert (refused.status_code, "state the number of h100" in refused.content.decode()) == (409, True)
     browser.post("/instance-types/own.2xh100/ask/change/", {"price_per_hour": "4.5"})
@@ -107,6 +107,6 @@ def test_the_pages_list_add_change_and_restore(browser: Client) -> None:
     browser.post("/instance-types/own.2xh100/ask/delete/", {"confirm": "own.2xh100"})
     assert not InstanceType.objects.filter(name="own.2xh100").exists()
     browser.post("/instance-types/g6.xlarge/ask/change/", {"price_per_hour": "0.5"})
-    assert "action-restore" in browser.get("/instance-types/g6.xlarge/").content.decode()
+    assert "ask/restore/" in browser.get("/instance-types/g6.xlarge/").content.decode()
     browser.post("/instance-types/g6.xlarge/ask/restore/")
     assert InstanceType.objects.get(name="g6.xlarge").origin == "shipped"

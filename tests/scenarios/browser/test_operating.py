@@ -75,15 +75,15 @@ def test_a_rollout_is_started_paused_and_rolled_back(fleet: RunningFleet, operat
     expect(operator.page.locator("#rollout .strip")).to_contain_text("canary")
     ask(operator, "Roll back", "nobody is")
     expect(state_of(operator, "rollout")).to_have_text("rolled back")
-    expect(operator.page.locator("#rollout-actions")).to_contain_text("This rollout has ended")
+    expect(operator.page.locator("#actions")).to_contain_text("Not for a rollout that is rolled back.")
     fleet.patch("deployments/sim-70b", {"update_policy": usual})
 
 
 def ask(tab: Watched, what: str, why: str) -> None:
-    row = tab.page.locator("#rollout-actions .row").filter(has=tab.page.get_by_text(what, exact=True))
-    row.locator("summary").click()
-    row.get_by_label("Reason").fill(why)
-    row.get_by_role("button").click()
+    tab.page.keyboard.press("a")
+    tab.page.locator("#actions").get_by_role("link", name=what, exact=True).click()
+    tab.page.get_by_label("Reason").fill(why)
+    tab.page.keyboard.press("Enter")
     expect(tab.page.locator("#connection")).to_have_attribute("data-state", "live")
 
 
@@ -114,7 +114,8 @@ def test_a_key_is_made_shown_once_and_revoked(fleet: RunningFleet, operator: Wat
     assert text.startswith("sw_")
     page.get_by_role("link", name="Continue").click()
     assert text not in page.content()
-    page.get_by_text("Revoke", exact=True).click()
+    page.locator("#actions summary").click()
+    page.locator("#actions").get_by_role("link", name="Revoke").click()
     page.locator("#revoke-why").fill("the test is over")
     page.locator("#revoke-confirm").fill("browser")
     page.get_by_role("button", name="Revoke browser").click()

@@ -1,5 +1,6 @@
 """Views of application keys: the list, one key with its actions, the form for a new one, and the key policy."""
 
+from datetime import datetime
 from typing import Any
 
 from django.http import HttpRequest, HttpResponse
@@ -17,6 +18,7 @@ from controlplane.dashboard.actions import (
     Submission,
     Target,
     action,
+    action_menu,
     action_page_view,
     action_view,
     page_target,
@@ -28,6 +30,7 @@ from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, Pa
 from engine_agent.protocol.states import ServingClass
 from fleet.deployments.models import Deployment
 from fleet.reconcile.planning.states import choices
+from kernel import clock
 from kernel.access import Role
 from traffic.keys.api import ChangeKeySerializer, CreateKeySerializer
 from traffic.keys.models import ApplicationKey
@@ -100,23 +103,7 @@ def _key_detail(request: PageRequest) -> KeyDetail:
 
 
 def _actions(request: PageRequest) -> ActionMenu:
-    detail = request.once(_key_detail)
-    key, state = detail.row.key, detail.row.state
-    if state is KeyState.REVOKED:
-        return ActionMenu((), "This key is revoked.")
-    offered = (
-        (LIMIT, LIMIT_EFFECT, _limit_fields(key)),
-        (ORIGINS, ORIGINS_EFFECT, _origin_fields(key)),
-        *(((SPEND, SPEND_EFFECT, _spend_fields(detail)),) if request.caller.access.may(Role.ADMIN) else ()),
-        *(((ROTATE, ROTATE_EFFECT, None),) if state is KeyState.ACTIVE else ()),
-        (REVOKE, f"{detail.effect} This cannot be undone.", None),
-    )
-    return ActionMenu(
-        tuple(
-            action.confirmation(key, reverse("key-action", args=(key.prefix, action.name)), effect, fields)
-            for action, effect, fields in offered
-        )
-    )
+    return action_menu(request.once(_key_detail).row.key, request.caller.access, *KEY_ACTIONS)
 
 
 def _use(request: PageRequest) -> KeyUse | None:
@@ -169,10 +156,10 @@ KEYS = Page(
 KEY = Page(
     section="keys",
     title="",
+    actions=_actions,
     charts=True,
     fragments=(
         Fragment("key", "", ("keys:{key}", "usage"), "traffic/keys/key.html", _key_detail),
-        Fragment("key-actions", "Actions", ("keys:{key}",), "dashboard/actions.html", _actions),
         Fragment("key-use", "Use it", (), "traffic/keys/use.html", _use),
         Fragment("key-chart", "Usage, last 48 hours", ("usage",), "dashboard/charts/several.html", _key_chart),
         Fragment("key-usage", "Requests, by hour", ("usage",), "traffic/keys/usage.html", _key_usage),
@@ -222,8 +209,9 @@ def _set_spend_limit(form: Submission, key: ApplicationKey) -> None:
         budget_change(budget_id=there.pk, **fields, actor=form.actor, now=form.now)
 
 
-def _spend_fields(detail: KeyDetail) -> tuple[Field, ...]:
-    budget = detail.spend_limit
+def _spend_fields(key: ApplicationKey) -> tuple[Field, ...]:
+    detail = key_find(key.prefix, clock.now())
+    budget = detail.spend_limit if detail else None
     limit = f"{budget.limit.normalize():f}" if budget else ""
     stops = budget is None or budget.hard_stop
     return (
@@ -251,15 +239,73 @@ TARGET = Target(
     find=_find_key,
     name=lambda key: key.name,
     url=lambda key: reverse("key", args=(key.prefix,)),
+    action_url=lambda key, name: reverse("key-action", args=(key.prefix, name)),
 )
-LIMIT = Action(target=TARGET, name="limit", label="Change limits", run=_change_limits)
-ORIGINS = Action(target=TARGET, name="origins", label="Change browser origins", run=_set_origins)
-SPEND = Action(target=TARGET, name="spend", label="Limit spend", run=_set_spend_limit, role=Role.ADMIN)
-ROTATE = Action(target=TARGET, name="rotate", label="Rotate", run=_rotate_key)
-REVOKE = Action(
-    target=TARGET, name="revoke", label="Revoke", run=_revoke_key, typed=TARGET.name, fields=(REQUIRED_WHY,)
+
+
+def _revoke_effect(key: ApplicationKey, now: datetime) -> str:
+    detail = found_or_404(key_find(key.prefix, now), f"key {key.prefix!r}")
+    return f"{detail.effect} This cannot be undone."
+
+
+def _revoked(key: ApplicationKey) -> str:
+    return "This key is revoked." if key.state_at(clock.now()) is KeyState.REVOKED else ""
+
+
+def _inactive(key: ApplicationKey) -> str:
+    state = key.state_at(clock.now())
+    return "" if state is KeyState.ACTIVE else f"This key is {state}."
+
+
+KEY_ACTIONS = (
+    Action(
+        target=TARGET,
+        name="limit",
+        label="Change limits",
+        run=_change_limits,
+        fields=_limit_fields,
+        effect=lambda key, now: LIMIT_EFFECT,
+        why_not=_revoked,
+    ),
+    Action(
+        target=TARGET,
+        name="origins",
+        label="Change browser origins",
+        run=_set_origins,
+        fields=_origin_fields,
+        effect=lambda key, now: ORIGINS_EFFECT,
+        why_not=_revoked,
+    ),
+    Action(
+        target=TARGET,
+        name="spend",
+        label="Limit spend",
+        role=Role.ADMIN,
+        run=_set_spend_limit,
+        fields=_spend_fields,
+        effect=lambda key, now: SPEND_EFFECT,
+        why_not=_revoked,
+    ),
+    Action(
+        target=TARGET,
+        name="rotate",
+        label="Rotate",
+        run=_rotate_key,
+        effect=lambda key, now: ROTATE_EFFECT,
+        why_not=_inactive,
+    ),
+    Action(
+        target=TARGET,
+        name="revoke",
+        label="Revoke",
+        run=_revoke_key,
+        typed=TARGET.name,
+        fields=(REQUIRED_WHY,),
+        effect=_revoke_effect,
+        why_not=_revoked,
+    ),
 )
-key_action = action_view(LIMIT, ORIGINS, SPEND, ROTATE, REVOKE)
+key_action = action_view(*KEY_ACTIONS)
 
 
 def _create_key(form: Submission, thing: None) -> HttpResponse:

@@ -40,6 +40,30 @@ function openFilter() {
   box?.select();
 }
 
+function openActions() {
+  const menu = document.getElementById("actions");
+  if (!menu) return;
+  menu.open = true;
+  (menu.querySelector("a") ?? menu.querySelector("summary")).focus();
+}
+
+function closeActions() {
+  const menu = document.getElementById("actions");
+  if (!menu?.open) return false;
+  menu.open = false;
+  menu.querySelector("summary").focus();
+  return true;
+}
+
+// Arrow keys move between the actions of an open menu.
+function moveAction(step) {
+  const menu = document.getElementById("actions");
+  const links = menu?.open && menu.contains(document.activeElement) ? [...menu.querySelectorAll("a")] : [];
+  if (links.length === 0) return false;
+  links[(links.indexOf(document.activeElement) + step + links.length) % links.length].focus();
+  return true;
+}
+
 function jumps() {
   return [...document.querySelectorAll("nav [data-jump]")];
 }
@@ -67,6 +91,7 @@ const KEYS = {
   k: () => moveRow(-1),
   "/": openSearch,
   f: openFilter,
+  a: openActions,
   "?": openHelp,
   g: () => (jumpUntil = performance.now() + JUMP_WITHIN_MS),
 };
@@ -91,8 +116,10 @@ function keydown(event) {
   }
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-  if (step && search?.open) {
-    moveRow(step);
+  if (step && (search?.open || moveAction(step))) {
+    if (search?.open) moveRow(step);
+    event.preventDefault();
+  } else if (event.key === "Escape" && !search?.open && closeActions()) {
     event.preventDefault();
   } else if (!typing(event.target)) {
     pressed(event);
@@ -126,6 +153,11 @@ document.addEventListener("change", (event) => {
   if (dependent === undefined) return;
   event.target.form.elements[dependent].value = "";
   event.target.form.requestSubmit();
+});
+
+document.addEventListener("click", (event) => {
+  const menu = document.getElementById("actions");
+  if (menu?.open && !menu.contains(event.target)) menu.open = false;
 });
 
 function showTheme(button) {
