@@ -407,7 +407,7 @@ def _broken_machines() -> Iterator[Operation]:
             id=f"broken-{row.pk}",
             kind="Repair",
             what=row.pk,
-            url=reverse("machine-repaired", args=(row.pk,)),
+            url=reverse("machine-action", args=(row.pk, "repaired")),
             text=f"no node uses {', '.join(sorted(row.broken))}",
             since=row.state_since,
             tone=Tone.WARN,

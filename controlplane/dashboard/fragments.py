@@ -184,6 +184,7 @@ def page_view(page: Page, shell: Fragment) -> View:
         patch_vary_headers(response, ["HX-Target"])
         return response
 
+    view.page = page  # type: ignore[attr-defined]  # the search finds pages by their titles
     return view
 
 
@@ -220,7 +221,7 @@ def _fragment(request: HttpRequest, page: Page, fragment: Fragment, page_request
 
 
 def _fragment_context(request: HttpRequest, page: Page, fragment: Fragment, page_request: PageRequest) -> Context:
-    menu = page.actions if fragment is page.fragments[0] else None
+    menu = page.actions if fragment in page.fragments[:1] else None
     return {
         "fragment": fragment,
         "topics": " ".join(topic.format(key=page_request.key) for topic in fragment.topics),

@@ -245,7 +245,8 @@ DISMISS = Action(
     effect=lambda incident, now: DISMISS_EFFECT,
     why_not=lambda incident: "" if incident.state == IncidentState.OPEN else "This incident is closed.",
 )
-incident_action = action_view(DISMISS)
+INCIDENT_ACTIONS = (DISMISS,)
+incident_action = action_view(*INCIDENT_ACTIONS)
 
 
 def _incident_actions(request: PageRequest) -> ActionMenu:
@@ -254,7 +255,7 @@ def _incident_actions(request: PageRequest) -> ActionMenu:
     row = node_find(node_id=incident.node, now=request.now) if incident.node else None
     items = [each.menu_item(row.node, access) for each in NODE_MENU] if row else []
     on_node = (replace(item, label=f"{item.label} node") for item in items)
-    return ActionMenu((DISMISS.menu_item(incident, access), *on_node))
+    return ActionMenu((*(each.menu_item(incident, access) for each in INCIDENT_ACTIONS), *on_node))
 
 
 INCIDENT = Page(

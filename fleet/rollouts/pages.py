@@ -348,7 +348,7 @@ def _rollout_cells(request: PageRequest) -> CellList:
 
 
 def _rollout_action_menu(request: PageRequest) -> ActionMenu:
-    return action_menu(request.once(_rollout).rollout, request.caller.access, *ACTIONS)
+    return action_menu(request.once(_rollout).rollout, request.caller.access, *ROLLOUT_ACTIONS)
 
 
 def _events_of_rollout(request: PageRequest) -> EventList:
@@ -416,7 +416,7 @@ def _why_not(name: str, rollout: Rollout) -> str:
     return "" if name in OFFERED.get(state, ()) else f"Not for a rollout that is {rollout.get_state_display().lower()}."
 
 
-ACTIONS = tuple(
+ROLLOUT_ACTIONS = tuple(
     Action(
         target=TARGET,
         name=name,
@@ -429,7 +429,7 @@ ACTIONS = tuple(
     )
     for name, service in SERVICES.items()
 )
-rollout_action = action_view(*ACTIONS)
+rollout_action = action_view(*ROLLOUT_ACTIONS)
 
 
 def _propose_from_form(form: Submission) -> Proposal:

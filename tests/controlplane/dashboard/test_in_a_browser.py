@@ -165,9 +165,15 @@ def test_the_keyboard_is_enough(chromium: Browser, url: str) -> None:
     page.keyboard.press("/")
     expect(page.locator("#search-text")).to_be_focused()
     page.keyboard.type(CELL)
-    expect(page.locator("#search-results [data-row]")).to_have_text([CELL])
+    expect(page.locator("#search-results .what")).to_have_text([CELL])
     page.keyboard.press("Enter")
-    expect(page.locator("h1")).to_have_text(CELL)
+    there(page, CELL)
+    Cell.objects.update(state="ready")
+    page.keyboard.press("Control+k")
+    page.keyboard.type(f"drain {CELL}: slow")
+    expect(page.get_by_role("option").first).to_contain_text(f"Drain {CELL}")
+    page.keyboard.press("Enter")
+    expect(page.get_by_label("Reason")).to_have_value("slow")
     assert watched.trouble() == []
 
 
@@ -181,7 +187,7 @@ def test_a_page_does_not_wait_for_its_charts(chromium: Browser, url: str) -> Non
     there(page, CELL)
     page.keyboard.press("Control+k")
     page.keyboard.type(CELL)
-    expect(page.locator("#search-results [data-row]")).to_have_text([CELL])
+    expect(page.locator("#search-results .what")).to_have_text([CELL])
     assert page.evaluate("window.Plotly") is None
     page.keyboard.press("Escape")
     held[0].continue_()
@@ -196,7 +202,7 @@ def test_a_search_that_got_no_response_is_sent_again(chromium: Browser, url: str
     page.route("**/search/*", lambda route: route.abort(), times=1)
     page.keyboard.press("/")
     page.keyboard.type(CELL)
-    expect(page.locator("#search-results [data-row]")).to_have_text([CELL])
+    expect(page.locator("#search-results .what")).to_have_text([CELL])
 
 
 @pytest.mark.long
@@ -276,9 +282,12 @@ def troubles_of_overlays(browser: Browser, url: str, look: Look, session: object
     tab = Watched(browser, url, look, session)
     tab.open("/nodes/")
     tab.page.locator("#search-open").click()
-    tab.page.keyboard.type("operator")
-    expect(tab.page.locator("#search-results [data-query]")).to_contain_text("No match for")
+    tab.page.keyboard.type("node")
+    expect(tab.page.get_by_role("option").first).to_have_attribute("aria-selected", "true")
     troubles = tab.trouble() + tab.barriers()
+    tab.page.locator("#search-text").fill("operator")
+    expect(tab.page.locator("#search-results [data-query]")).to_contain_text("No object, page or action matches")
+    troubles += tab.trouble() + tab.barriers()
     tab.page.keyboard.press("Escape")
     tab.page.keyboard.press("?")
     expect(tab.page.locator("#help-jumps")).to_contain_text("Rollouts")

@@ -153,6 +153,7 @@ EVACUATE = Action(
         find=lambda region: get_object_or_404(Region, name=region),
         name=lambda region: region.name,
         url=lambda region: reverse("traffic"),
+        action_url=lambda region, name: reverse(name, args=(region.name,)),
     ),
     name="evacuate",
     label="Evacuate",

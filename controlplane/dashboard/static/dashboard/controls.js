@@ -5,6 +5,7 @@ const THEMES = ["auto", "light", "dark"];
 const JUMP_WITHIN_MS = 1500;
 
 const search = document.getElementById("search");
+const searchText = document.getElementById("search-text");
 const help = document.getElementById("help");
 let jumpUntil = 0; // a letter before this time goes to a page
 
@@ -29,9 +30,8 @@ function moveRow(step) {
 function openSearch() {
   if (!search) return openFilter();
   if (!search.open) search.showModal();
-  const box = document.getElementById("search-text");
-  box.focus();
-  box.select();
+  searchText.focus();
+  searchText.select();
 }
 
 function openFilter() {
@@ -116,8 +116,7 @@ function keydown(event) {
   }
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
-  if (step && (search?.open || moveAction(step))) {
-    if (search?.open) moveRow(step);
+  if (step && (search?.open ? moveOption(step) : moveAction(step))) {
     event.preventDefault();
   } else if (event.key === "Escape" && !search?.open && closeActions()) {
     event.preventDefault();
@@ -128,13 +127,68 @@ function keydown(event) {
   }
 }
 
-// Enter opens the first result, if the results are those of the text now in the box; else it opens the search page.
+// The search is a combobox: the text keeps the focus, and arrow keys choose one of the results.
+
+function options() {
+  return [...(search?.querySelectorAll("[data-row]") ?? [])];
+}
+
+function choose(option) {
+  for (const each of options()) each.setAttribute("aria-selected", String(each === option));
+  if (option) searchText.setAttribute("aria-activedescendant", option.id);
+  else searchText.removeAttribute("aria-activedescendant");
+  option?.scrollIntoView({ block: "nearest" });
+}
+
+function moveOption(step) {
+  const all = options();
+  if (all.length === 0) return false;
+  const at = all.findIndex((option) => option.id === searchText.getAttribute("aria-activedescendant"));
+  choose(all[(at + step + all.length) % all.length]);
+  return true;
+}
+
+// Without a script the results are a list of links. Here they become options, of which the first is chosen.
+search?.addEventListener("htmx:afterSettle", () => {
+  const list = search.querySelector("[data-options]");
+  const all = options();
+  searchText.setAttribute("aria-expanded", String(all.length > 0));
+  if (all.length > 0) {
+    list.id = "search-list";
+    list.setAttribute("role", "listbox");
+    list.setAttribute("aria-label", "Results");
+  }
+  for (const group of search.querySelectorAll("ul")) {
+    group.parentElement.setAttribute("role", "group");
+    group.parentElement.setAttribute("aria-labelledby", group.getAttribute("aria-labelledby"));
+    group.setAttribute("role", "presentation");
+    group.removeAttribute("aria-labelledby");
+  }
+  for (const title of search.querySelectorAll("[data-options] h3, [data-options] li")) title.setAttribute("role", "presentation");
+  for (const option of all) {
+    option.setAttribute("role", "option");
+    option.tabIndex = -1;
+  }
+  choose(all[0]);
+});
+
+// Enter opens the chosen result, if the results are those of the text now in the box; else it opens the search page.
 search?.querySelector("form").addEventListener("submit", (event) => {
   const results = search.querySelector("[data-query]");
-  const first = rows()[0];
-  if (!first || results?.dataset.query !== document.getElementById("search-text").value.trim()) return;
+  const chosen = document.getElementById(searchText.getAttribute("aria-activedescendant"));
+  if (!chosen || results?.dataset.query !== searchText.value.trim()) return;
   event.preventDefault();
-  first.click();
+  chosen.click();
+});
+
+// An action without an object continues in the box.
+search?.addEventListener("click", (event) => {
+  const fill = event.target.closest?.("[data-fill]")?.dataset.fill;
+  if (fill === undefined) return;
+  event.preventDefault();
+  searchText.value = fill;
+  searchText.focus();
+  searchText.dispatchEvent(new Event("input", { bubbles: true }));
 });
 
 search?.addEventListener("click", (event) => {
