@@ -47,7 +47,7 @@ from traffic.keys.pages.views import (
     tenant_webhook_remove_action,
     tenant_webhook_rotate_action,
 )
-from traffic.region_shares.pages.views import TRAFFIC, evacuate_page, override_end_action, traffic_shares_page
+from traffic.region_shares.pages.views import TRAFFIC, WHAT_IF, evacuate_page, override_end_action, traffic_shares_page
 from traffic.usage.pages.cost import COSTS, rate_set_action, rate_withdraw_action
 from traffic.usage.pages.usage import USAGE, budget_remove_action, budget_set_action
 
@@ -110,6 +110,7 @@ urlpatterns = [
     path("regions/<str:region>/images/move/", image_move_action, name="image-move"),
     path("regions/<str:region>/images/<int:move_id>/back/", image_back_action, name="image-back"),
     path("traffic/", _view(TRAFFIC), name="traffic"),
+    path("what-if/", _view(WHAT_IF), name="what-if"),
     path("traffic/shares/", traffic_shares_page, name="traffic-shares"),
     path("traffic/evacuate/<str:region>/", evacuate_page, name="evacuate"),
     path("traffic/overrides/<int:override_id>/end/", override_end_action, name="override-end"),

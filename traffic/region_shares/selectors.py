@@ -3,7 +3,7 @@ cell. It never writes."""
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -13,14 +13,20 @@ from django.db.models import Exists, OuterRef, Q
 
 from engine_agent.protocol.messages import JsonObject
 from engine_agent.protocol.states import CellRole
+from fleet.autoscaling.selectors import place_plans
+from fleet.capacity.planning.view import PlacePlan
 from fleet.cells.models import Cell, Disruption
 from fleet.deployments.models import Deployment, DeploymentRegion
-from fleet.deployments.selectors import concurrency_by_type
+from fleet.deployments.selectors import concurrency_by_type, concurrency_on
 from fleet.load.models import RefusedRequests
 from fleet.reconcile.planning.states import CellState
+from fleet.regions.models import Region
 from kernel.row_cache import WrittenTables
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.roles import role_concurrency
+from models_registry.versions.planning.spec import InvalidVersion
+from traffic.demand.models import DemandForecast
+from traffic.demand.selectors import FORECAST_FRESH_FOR
 from traffic.region_shares.models import TrafficMatrix, TrafficOverride, TrafficRule, TrafficWindow
 from traffic.region_shares.planning.autopilot import OverrideEffect, RegionView, TrafficView, preview_override
 from traffic.region_shares.planning.load import (
@@ -34,6 +40,7 @@ from traffic.region_shares.planning.load import (
     service_time_s,
     share_lost,
 )
+from traffic.region_shares.planning.losses import ExpectedDeployment, ExpectedPlace
 from traffic.region_shares.planning.placement import latencies_ms
 from traffic.region_shares.planning.policy import (
     ActiveOverrides,
@@ -338,3 +345,86 @@ def _cell_standing(cell: Cell, ingresses: list[IngressView]) -> CellStanding:
         on_purpose=getattr(cell, "on_purpose", False),
         views={ingress.id: ingress.cells.get(cell.id, "unknown") for ingress in ingresses if ingress.seen_at},
     )
+
+
+BATCH = "batch"
+"""Batches wait: they lack nothing if a region is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExpectedLoad:
+    """Deployments with a recent forecast of the next day. `is_judged`: all forecasts are based on past errors."""
+
+    deployments: tuple[ExpectedDeployment, ...]
+    is_judged: bool
+
+
+def region_latencies_ms() -> dict[tuple[str, str], float]:
+    return latencies_ms(Region.objects.values_list("name", flat=True), settings.REGION_LATENCY_MS)
+
+
+def expected_load(now: datetime) -> ExpectedLoad:
+    """In a constant number of queries."""
+    recent = DemandForecast.objects.filter(made_at__gt=now - FORECAST_FRESH_FOR).exclude(serving_class=BATCH)
+    forecasts = list(recent.defer("ledger", "p50", "p99", "methods"))
+    is_judged = bool(forecasts) and all(row.is_judged for row in forecasts)
+    series: dict[str, dict[str, list[DemandForecast]]] = defaultdict(lambda: defaultdict(list))
+    for row in forecasts:
+        series[row.deployment_id][row.origin_id].append(row)
+    live_cells = Cell.objects.exclude(state=CellState.STOPPED.value).filter(deployment__in=series).order_by()
+    kinds: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
+    for deployment, region, kind in live_cells.values_list("deployment_id", "region_id", "instance_type_id"):
+        kinds[deployment, region][kind] += 1
+    policies, plans = traffic_policies(), place_plans(now, series)
+    rows = Deployment.objects.filter(name__in=series).select_related("model_version").prefetch_related("regions")
+    deployments = tuple(
+        _expected_deployment(row, series[row.name], kinds, policies.get(row.name, TrafficPolicy()), plans)
+        for row in rows.order_by("name")
+    )
+    return ExpectedLoad(deployments, is_judged)
+
+
+def _expected_deployment(
+    row: Deployment,
+    origins: Mapping[str, list[DemandForecast]],
+    kinds: Mapping[tuple[str, str], Counter[str]],
+    policy: TrafficPolicy,
+    plans: Mapping[tuple[str, str], PlacePlan],
+) -> ExpectedDeployment:
+    first = max((one for there in origins.values() for one in there), key=lambda one: one.made_at)
+    slots = len(first.p90)
+    placed = {place.region_id: place for place in row.regions.all()}
+    places = {}
+    for region in sorted({*placed, *origins}):
+        demand = [
+            sum(column) for column in zip(*(_padded(one.p90, slots) for one in origins.get(region, ())), strict=True)
+        ]
+        per_cell = _tested_per_cell(row, kinds.get((row.name, region), Counter()), policy)
+        cells = _cells_by_slot(placed.get(region), plans.get((row.name, region)), slots)
+        places[region] = ExpectedPlace(demand or [0.0] * slots, [per_cell * count for count in cells])
+    return ExpectedDeployment(row.name, first.made_at, first.slot_s, places, policy)
+
+
+def _padded(values: list[float], slots: int) -> list[float]:
+    return [*values[:slots], *[values[-1] if values else 0.0] * (slots - len(values))]
+
+
+def _cells_by_slot(place: DeploymentRegion | None, plan: PlacePlan | None, slots: int) -> list[int]:
+    """Cells that the plan of the day has where the autoscaler sets them, or else those in force."""
+    if place is None:
+        return [0] * slots
+    if plan is None or place.range is None:
+        return [place.cells_in_force] * slots
+    return [plan.cells[min(slot, len(plan.cells) - 1)] for slot in range(slots)]
+
+
+def _tested_per_cell(row: Deployment, kinds: Counter[str], policy: TrafficPolicy) -> float:
+    """Mean tested concurrency of its cells there, or that of the preferred type without cells."""
+    counted = kinds or Counter({row.instance_types[0]: 1})
+    total = 0
+    for kind, cells in counted.items():
+        try:
+            total += cells * (policy.tested_on(kind) or concurrency_on(row.model_version, kind))
+        except InvalidVersion:
+            continue
+    return total / counted.total()

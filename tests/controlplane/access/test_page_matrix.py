@@ -16,8 +16,8 @@ KNOWS_THE_OLD_ONE = {"password-change"}
 VIEWER = {
     "overview", "deployments", "deployment", "rollouts", "rollout", "cells", "cell", "nodes", "node", "region",
     "machines", "regions", "benchmarks",
-    "traffic", "playground", "keys", "key", "models", "model", "version", "version-diff", "incidents", "incident",
-    "incident-report", "runbook", "engine-build", "engine-build-uploads", "machine",
+    "traffic", "what-if", "playground", "playground-code", "keys", "key", "models", "model", "version", "version-diff",
+    "incidents", "incident", "incident-report", "runbook", "engine-build", "engine-build-uploads", "machine",
     "costs", "instance-types", "instance-type",
     "day-plan",
     "search", "events", "usage", "settings", "approvals", "settings-webhooks", "settings-rules", "settings-allowances",

@@ -17,6 +17,7 @@ LISTS: dict[str, str] = {
     "models": "/models/",
     "nodes": "/nodes/",
     "plan": "/plan/",
+    "what-if": "/what-if/?factor=1.5",
     "playground": "/playground/",
     "regions": "/regions/",
     "rollouts": "/rollouts/",

@@ -13,7 +13,7 @@ from tests.rows_of_a_file import rows_of_a_file
 
 pytestmark = pytest.mark.django_db
 
-MAY_BE_EMPTY = ("/plan/", "/nodes/n-000000aa/", "/models/model-0@1/diff/?against=model-0@1")
+MAY_BE_EMPTY = ("/plan/", "/what-if/?factor=1.5", "/nodes/n-000000aa/", "/models/model-0@1/diff/?against=model-0@1")
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
 from tests.traffic.rows import EAST, MADE, forecast_row
 from traffic.region_shares.models import RegionLoss
+from traffic.region_shares.pages.data import LEAST_FACTOR, MOST_FACTOR, what_if
 from traffic.region_shares.services.losses import region_losses_store
 
 pytestmark = pytest.mark.django_db
@@ -69,3 +70,26 @@ def test_without_a_recent_forecast_nothing_is_said() -> None:
 def test_batches_wait_and_lack_nothing() -> None:
     forecast_row(750, serving_class="batch")
     assert region_losses_store(now=NOW) == 0
+
+
+def test_the_page_says_how_much_the_fleet_carries_and_what_breaks_first() -> None:
+    assert "No forecast of the next day yet" in fragment(signed_in(), f"/what-if/?lost={EAST}&factor=nan", "what-if")
+    forecast_row(75)
+    view = what_if(factor="1.2", lost=[EAST, "unknown"], simulate="", user="ada", now=NOW)
+    assert view.headline.startswith("the fleet without us-east-1 holds until 0.6 times the peak")
+    assert view.headline.endswith("first to break: sim-70b")
+    assert (view.lost, view.rows[0].breaks) == ((EAST,), True)
+
+
+@pytest.mark.parametrize(
+    ("text", "factor"), [("nan", 1), ("1e999", 1), ("-5", LEAST_FACTOR), ("99", MOST_FACTOR), ("x", 1), ("", 1)]
+)
+def test_an_impossible_multiple_is_brought_into_its_range(text: str, factor: float) -> None:
+    assert what_if(factor=text, lost=[], simulate="", user="ada", now=NOW).factor == factor
+
+
+def test_the_page_simulates_the_loss_of_a_region() -> None:
+    shown = fragment(signed_in(), f"/what-if/?simulate={WEST}", "what-if")
+    assert f"If {WEST} is lost now" in shown
+    assert "Machines launched" in shown
+    assert "There is no region" in fragment(signed_in(), "/what-if/?simulate=mars", "what-if")

@@ -32,6 +32,7 @@ from traffic.region_shares.pages.data import (
     share_charts,
     shares_form,
     shift_rows,
+    what_if,
 )
 from traffic.region_shares.planning.policy import EvacuationMode
 from traffic.region_shares.selectors import override_effects
@@ -94,6 +95,28 @@ TRAFFIC = Page(
         _fragment("certificates", "Certificates for applications", "traffic/routing/certificates.html", _certificates),
         _fragment("shifts", "Changes of shares", "traffic/region_shares/shifts.html", lambda _: shift_rows()),
         _fragment("tables", "Published routing tables", "traffic/routing/tables.html", lambda _: table_rows()),
+    ),
+)
+
+
+WHAT_IF = Page(
+    section="what-if",
+    title="What if",
+    # Without topics: the numbers change only with the form.
+    fragments=(
+        Fragment(
+            "what-if",
+            "",
+            (),
+            "traffic/region_shares/what_if.html",
+            lambda request: what_if(
+                factor=request.text("factor"),
+                lost=request.filters.getlist("lost"),
+                simulate=request.text("simulate"),
+                user=request.caller.user.get_username(),
+                now=request.now,
+            ),
+        ),
     ),
 )
 

@@ -2,7 +2,16 @@
 
 from datetime import UTC, datetime, timedelta
 
-from traffic.region_shares.planning.losses import ExpectedDeployment, ExpectedPlace, Shortage, plan_region_losses
+from traffic.region_shares.planning.losses import (
+    FACTOR_STEPS,
+    HIGHEST_FACTOR,
+    ExpectedDeployment,
+    ExpectedPlace,
+    Shortage,
+    Stress,
+    plan_region_losses,
+    plan_stress,
+)
 from traffic.region_shares.planning.placement import latencies_ms
 from traffic.region_shares.planning.policy import TrafficPolicy
 
@@ -54,3 +63,36 @@ def test_the_largest_shortage_comes_first() -> None:
     larger = {EAST: ExpectedPlace([40], [100]), WEST: ExpectedPlace([10], [0])}
     rows = [ExpectedDeployment(name, AT, 900, one, TrafficPolicy()) for name, one in (("a", places), ("b", larger))]
     assert [row.deployment for row in plan_region_losses(rows, LATENCY)[EAST]] == ["b", "a"]
+
+
+def stress(demand: dict[str, float], capacity: dict[str, float], factor: float, *lost: str) -> Stress:
+    places = {region: ExpectedPlace([load], [capacity.get(region, 0.0)]) for region, load in demand.items()}
+    (row,) = plan_stress(
+        [ExpectedDeployment("chat", AT, 900, places, TrafficPolicy())], LATENCY, factor=factor, lost=lost
+    )
+    return row
+
+
+def test_a_fleet_holds_until_its_room_is_used_up() -> None:
+    row = stress({EAST: 40, WEST: 20}, {EAST: 100, WEST: 50}, 1.0)
+    assert (row.breaks, row.load) == (False, 60)
+    assert abs(row.holds_until - 2.0) <= HIGHEST_FACTOR / 2**FACTOR_STEPS  # room for 0.8 * 150 of 60 requests
+    beyond = stress({EAST: 40, WEST: 20}, {EAST: 100, WEST: 50}, 2.5)
+    assert (beyond.breaks, round(beyond.unplaced)) == (True, 30)
+
+
+def test_lost_regions_take_their_room_along() -> None:
+    row = stress({EAST: 40, WEST: 20}, {EAST: 100, WEST: 50}, 1.0, EAST)
+    assert row.breaks
+    assert abs(row.holds_until - 40 / 60) <= HIGHEST_FACTOR / 2**FACTOR_STEPS
+    assert stress({EAST: 40, WEST: 20}, {EAST: 100, WEST: 50}, 1.0, EAST, WEST).holds_until == 0
+
+
+def test_a_fleet_with_much_room_has_the_highest_factor_and_no_shortage() -> None:
+    assert stress({EAST: 1}, {EAST: 1000}, 4.0) == Stress("chat", AT, 4.0, 0.0, HIGHEST_FACTOR)
+
+
+def test_the_first_to_break_comes_first() -> None:
+    places = [{EAST: ExpectedPlace([load], [100])} for load in (10, 70)]
+    rows = [ExpectedDeployment(name, AT, 900, place, TrafficPolicy()) for name, place in zip("ab", places, strict=True)]
+    assert [row.deployment for row in plan_stress(rows, LATENCY, factor=1.0, lost=())] == ["b", "a"]
