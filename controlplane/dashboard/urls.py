@@ -13,6 +13,7 @@ from controlplane.dashboard.settings import second_factor
 from controlplane.dashboard.settings import views as settings
 from controlplane.dashboard.shell import SEARCH, SHELL
 from controlplane.dashboard.wizards import Wizard, wizard_view
+from fleet.cells.pages.logs import CELL_LOGS, cell_log_download
 from fleet.cells.pages.views import CELL, CELLS, cell_action
 from fleet.deployments.pages.views import DAY_PLAN, DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
 from fleet.faults.pages import INCIDENT, INCIDENTS, RUNBOOK, incident_action, incident_report
@@ -88,6 +89,8 @@ urlpatterns = [
     path("rollouts/<int:rollout_id>/ask/<str:action>/", rollout_action, name="rollout-action"),
     path("cells/", _view(CELLS), name="cells"),
     path("cells/<str:key>/", _view(CELL), name="cell"),
+    path("cells/<str:key>/logs/", _view(CELL_LOGS), name="cell-logs"),
+    path("cells/<str:key>/logs/download/", cell_log_download, name="cell-log-download"),
     path("cells/<str:cell_id>/ask/<str:action>/", cell_action, name="cell-action"),
     path("nodes/", _view(NODES), name="nodes"),
     path("nodes/agents/upgrade/", agents_upgrade_action, name="agents-upgrade"),

@@ -14,11 +14,12 @@ from audit.models import AuditExport
 from audit.selectors import audit_chain
 from engine_agent.protocol.states import CellRole
 from fleet.cells.models import Cell
-from fleet.deployments.models import DeploymentRegion
+from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.faults.models import Incident
 from fleet.faults.selectors.faults import cell_guesses
 from fleet.load.models import RefusedRequests
-from fleet.load.selectors import Point, cache_totals, deployment_subject, last_windows
+from fleet.load.planner import NODE_GAUGES
+from fleet.load.selectors import Point, cache_totals, deployment_subject, last_node_windows, last_windows
 from fleet.nodes.models import Node, NodeReport
 from fleet.quotas.selectors import quota_uses
 from fleet.reconcile.planning.states import CellState, IncidentState, NodeState
@@ -102,6 +103,12 @@ class FleetGauges(Collector):
             "Load of a deployment's cells in the newest 15 s, by the names of `GET /api/v1/deployments/NAME/load`.",
             ("region", "deployment", "figure"),
             _loads(),
+        )
+        yield _gauge(
+            "machines_use",
+            "Use of a deployment's machines and accelerators in the last minute, by the names of `nodes/{id}/use`.",
+            ("deployment", "figure"),
+            _use(),
         )
         yield _gauge(
             "cells_of_role", "Cells by role: wanted, ready.", ("region", "deployment", "role", "what"), _cells_of_role()
@@ -256,6 +263,14 @@ def _loads() -> Iterator[Row]:
         for figure in _LOAD_FIGURES:
             if (value := getattr(point, figure)) is not None:
                 yield (*places[subject], figure), value
+
+
+def _use() -> Iterator[Row]:
+    names = {deployment_subject(name): name for name in Deployment.objects.values_list("name", flat=True)}
+    for subject, point in last_node_windows(names, clock.now()).items():
+        for figure in NODE_GAUGES:
+            if (value := point[figure]) is not None:
+                yield (names[subject], figure), value
 
 
 def _batches() -> Iterator[Row]:

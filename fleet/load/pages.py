@@ -1,12 +1,12 @@
 """Load on pages: the latest reports of cells and their sums, and charts over time. Old reports count as no report."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from django.db import connection
 
-from controlplane.dashboard.charts import Chart, Colour, Marker, Series, with_markers
+from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Marker, Series, with_markers
 from engine_agent.protocol.load_messages import Load
 from fleet.cells.models import Cell
 from fleet.deployments.models import Deployment
@@ -14,9 +14,12 @@ from fleet.deployments.planner import Burn, Objective, burns
 from fleet.load.planner import FRESH_FOR_S
 from fleet.load.selectors import (
     LoadSeries,
+    NodeSeries,
     deployment_subject,
     load_in_short,
     load_series,
+    node_series,
+    node_subject,
     seen_in_windows,
     step_of,
 )
@@ -191,3 +194,102 @@ def _charts(load: LoadSeries, ttft_objective_ms: float | None) -> Iterator[Chart
 def values_of(points: Sequence[object], figure: str) -> list[float | None]:
     """A figure of each window, None where there is none."""
     return [None if point is None else getattr(point, figure) for point in points]
+
+
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """A chart of the use of machines and devices. `from_zero` False: the axis begins at the smallest value."""
+
+    name: str
+    title: str
+    unit: str
+    lines: tuple[Line, ...]
+    from_zero: bool = True
+
+
+USE_CHARTS = (
+    Plot(
+        "host",
+        "Machine",
+        "% in use",
+        (Line("cpu_percent", "CPU"), Line("memory_percent", "memory"), Line("disk_percent", "file system")),
+    ),
+    Plot("network", "Network", "MB/s", (Line("network_received_per_s", "in"), Line("network_sent_per_s", "out"))),
+    Plot("disk", "Disks", "MB/s", (Line("disk_read_per_s", "read"), Line("disk_written_per_s", "written"))),
+    Plot(
+        "devices",
+        "Accelerators",
+        "%",
+        (
+            Line("utilisation_percent", "busy"),
+            Line("device_memory_percent", "memory"),
+            Line("clock_percent", "lowest clock"),
+        ),
+    ),
+    Plot("temperature", "Temperature", "°C", (Line("temperature_c", "hottest device"),), from_zero=False),
+    Plot("power", "Power of accelerators", "W", (Line("power_watts", "power"),)),
+    Plot(
+        "errors",
+        "New errors",
+        "",
+        (Line("ecc_errors", "ECC", Colour.BAD), Line("link_errors", "NVLink, PCIe, EFA", Colour.WARN)),
+    ),
+)
+MEMBER_CHARTS = (
+    Plot("busy", "Accelerators busy", "%", (Line("utilisation_percent", ""),)),
+    Plot("memory", "Device memory", "%", (Line("device_memory_percent", ""),)),
+    Plot("temperature", "Hottest device", "°C", (Line("temperature_c", ""),), from_zero=False),
+    Plot("power", "Power of accelerators", "W", (Line("power_watts", ""),)),
+    Plot("clock", "Lowest clock", "% of its maximum", (Line("clock_percent", ""),), from_zero=False),
+    Plot("cpu", "CPU of the machine", "%", (Line("cpu_percent", ""),)),
+)
+
+
+def use_charts(subject: str, *, span: TimeRange, now: datetime, markers: tuple[Marker, ...] = ()) -> Charts:
+    """Charts of the machines and devices of a subject, in one query."""
+    use = node_series([subject], span, now)[subject]
+    plots = [
+        (plot, [Series(line.name, node_values(use, line.figure), line.colour) for line in plot.lines])
+        for plot in USE_CHARTS
+    ]
+    return _use_charts("use", use, plots, markers)
+
+
+def member_charts(nodes: Sequence[str], *, span: TimeRange, now: datetime, markers: tuple[Marker, ...] = ()) -> Charts:
+    """A line for each of the first nodes of a cell, in one query."""
+    shown = [node_subject(node) for node in nodes[:MOST_SERIES]]
+    if not shown:
+        return Charts((), markers)
+    use = node_series(shown, span, now)
+    plots = [
+        (plot, [Series(node.partition(":")[2], node_values(use[node], plot.lines[0].figure)) for node in shown])
+        for plot in MEMBER_CHARTS
+    ]
+    return _use_charts("member", use[shown[0]], plots, markers)
+
+
+def _use_charts(
+    prefix: str, use: NodeSeries, plots: Iterable[tuple[Plot, list[Series]]], markers: tuple[Marker, ...]
+) -> Charts:
+    """Without charts of figures that no machine reports."""
+    charts = (
+        Chart(
+            f"{prefix}-{plot.name}",
+            plot.title,
+            plot.unit,
+            use.start,
+            use.step_s,
+            tuple(series),
+            from_zero=plot.from_zero,
+        )
+        for plot, series in plots
+    )
+    return Charts(with_markers((chart for chart in charts if not chart.is_empty), markers), markers)
+
+
+def node_values(use: NodeSeries, figure: str) -> list[float | None]:
+    """A figure of each window; bytes as megabytes."""
+    values = values_of(use.points, figure)
+    if figure.endswith("_per_s"):
+        return [None if value is None else value / 1e6 for value in values]
+    return values

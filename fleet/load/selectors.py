@@ -15,7 +15,7 @@ from engine_agent.protocol.load_messages import BatchLoad, CacheLoad, EngineLoad
 from fleet.cells.models import Cell, CellMember
 from fleet.deployments.planner import WINDOWS_S, RequestCounts, total
 from fleet.load.models import LoadWindow, NodeWindow
-from fleet.load.planner import FINE_S, KEPT_S, NODE_ERRORS, NODE_GAUGES, NODE_KEPT_S, NODE_TOTALS
+from fleet.load.planner import FINE_S, KEPT_S, MINUTE_S, NODE_ERRORS, NODE_GAUGES, NODE_KEPT_S, NODE_TOTALS
 from fleet.nodes.models import NodeReport
 from fleet.reconcile.planning.states import CellState
 from kernel.time_ranges import TimeRange
@@ -160,6 +160,14 @@ def node_series(subjects: Sequence[str], span: TimeRange, now: datetime) -> dict
             grids[subject][place] = NodePoint(*gauges, *_node_rates(before.get(subject), at, totals))
         before[subject] = (at, totals)
     return {name: NodeSeries(start, step_s, tuple(points)) for name, points in grids.items()}
+
+
+def last_node_windows(subjects: Iterable[str], now: datetime) -> dict[str, dict[str, float | None]]:
+    """Subject -> gauges of its newest minute, if it is recent. One query."""
+    since = now - timedelta(seconds=4 * MINUTE_S)
+    rows = NodeWindow.objects.filter(subject__name__in=list(subjects), step_s=MINUTE_S, at__gte=since).order_by("at")
+    windows = rows.values_list("subject__name", *NODE_GAUGES)
+    return {subject: dict(zip(NODE_GAUGES, gauges, strict=True)) for subject, *gauges in windows}
 
 
 def _node_rates(

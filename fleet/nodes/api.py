@@ -21,6 +21,8 @@ from fleet.cells.api import EndedHidden
 from fleet.cells.models import CellMember
 from fleet.faults.planning.views import Rung
 from fleet.faults.services.repairs import repair_request
+from fleet.load.api import WithUse
+from fleet.load.selectors import node_subject
 from fleet.machines.services.machines import InvitationRefused, is_ticket, join_refused, machine_enrol
 from fleet.machines.services.revocation import node_revoke
 from fleet.nodes.models import Node, NodeReport
@@ -168,7 +170,7 @@ class NodeFilter(EndedHidden):
         return queryset.filter(wanted)
 
 
-class NodeViewSet(ReadOnlyModelViewSet[Node]):
+class NodeViewSet(WithUse, ReadOnlyModelViewSet[Node]):
     """Machines that run an agent."""
 
     serializer_class = NodeSerializer
@@ -182,6 +184,9 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
 
     def get_queryset(self) -> QuerySet[Node]:
         return nodes_described()
+
+    def use_subject(self, row: Node) -> str:
+        return node_subject(row.pk)
 
     @extend_schema(request=WhySerializer)
     @action(detail=True, methods=["post"])

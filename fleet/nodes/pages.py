@@ -21,8 +21,9 @@ from controlplane.dashboard.actions import (
     action_menu,
     action_view,
 )
+from controlplane.dashboard.charts import Marker
 from controlplane.dashboard.choices import choose, choose_region, choose_state
-from controlplane.dashboard.events import EventList, node_events
+from controlplane.dashboard.events import EventList, chart_markers, node_events
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from engine_agent.protocol.states import MemberRole
 from fleet.cells.models import Cell, CellMember
@@ -31,7 +32,8 @@ from fleet.cells.services import DRAINABLE
 from fleet.faults.planning.views import Rung
 from fleet.faults.services.incidents import is_replaced
 from fleet.faults.services.repairs import repair_request, why_no_repair
-from fleet.load.pages import report_of, silent_s
+from fleet.load.pages import Charts, load_charts, report_of, silent_s, use_charts
+from fleet.load.selectors import cell_subject, node_subject
 from fleet.machines.selectors import NodeHost, hosts_running
 from fleet.machines.services.revocation import node_revoke
 from fleet.nodes.models import Node, NodeReport
@@ -44,6 +46,7 @@ from fleet.nodes.services.nodes import (
     node_uncordon,
 )
 from fleet.reconcile.planning.states import CellState, NodeState
+from kernel.time_ranges import OF_LOAD
 
 NODES_SHOWN = 100
 SPARE = "spare"
@@ -177,16 +180,39 @@ NODES = Page(
     narrow=_node_filter,
 )
 
+
+def _markers(request: PageRequest) -> tuple[Marker, ...]:
+    member = request.once(_node).member
+    deployment, cell = (member.cell.deployment_id, member.cell_id) if member else ("", "")
+    return chart_markers(request.span, deployment=deployment, cell=cell, node=request.key)
+
+
+def _use(request: PageRequest) -> Charts:
+    subject = node_subject(request.key)
+    return use_charts(subject, span=request.span, now=request.now, markers=request.once(_markers))
+
+
+def _cell_load(request: PageRequest) -> Charts:
+    """Empty while the node is in no cell."""
+    member = request.once(_node).member
+    subject = cell_subject(member.cell_id) if member else node_subject(request.key)
+    return load_charts(subject, span=request.span, now=request.now, markers=request.once(_markers))
+
+
 NODE = Page(
     section="nodes",
     title="",
     actions=_node_actions,
     fragments=(
         Fragment("node", "", ("nodes:{key}", "cells"), "fleet/nodes/node.html", _node),
+        Fragment("node-use", "Machine and accelerators", ("history",), "fleet/load/charts.html", _use),
+        Fragment("node-load", "Load of its cell", ("history",), "fleet/load/charts.html", _cell_load),
         Fragment("node-report", "Last report", ("nodes:{key}", "load"), "fleet/nodes/report.html", _node),
         Fragment("node-checks", "Deep checks", ("nodes:{key}", "load"), "fleet/nodes/checks.html", _node),
         Fragment("node-events", "Events", ("events",), "dashboard/events/list.html", _events_of_node),
     ),
+    charts=True,
+    ranges=OF_LOAD,
 )
 
 

@@ -19,6 +19,7 @@ from controlplane.dashboard.actions import (
     action_view,
     menu_item,
 )
+from controlplane.dashboard.charts import Marker
 from controlplane.dashboard.events import EventList, chart_markers, region_events
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest, found_or_404
 from fleet.capacity.api import DeclarePoolSerializer
@@ -31,7 +32,7 @@ from fleet.clouds.api import AskImageSerializer
 from fleet.clouds.models import CapacityPool, CloudRegion, ImageMove
 from fleet.clouds.planning.upkeep import IMAGE_TONE, ImageState
 from fleet.clouds.services.images import image_move_request, image_move_roll_back
-from fleet.load.pages import Charts, load_charts
+from fleet.load.pages import Charts, load_charts, use_charts
 from fleet.load.selectors import Point, last_windows, region_subject
 from fleet.nodes.models import Node
 from fleet.nodes.selectors import node_counts_by_region
@@ -351,9 +352,18 @@ def _events(request: PageRequest) -> EventList:
     return region_events(request.once(_region).pk, EVENTS_OF_ONE_REGION)
 
 
+def _markers(request: PageRequest) -> tuple[Marker, ...]:
+    return chart_markers(request.span, region=request.key)
+
+
 def _load(request: PageRequest) -> Charts:
-    markers = chart_markers(request.span, region=request.key)
-    return load_charts(region_subject(request.key), span=request.span, now=request.now, markers=markers)
+    subject = region_subject(request.key)
+    return load_charts(subject, span=request.span, now=request.now, markers=request.once(_markers))
+
+
+def _use(request: PageRequest) -> Charts:
+    subject = region_subject(request.key)
+    return use_charts(subject, span=request.span, now=request.now, markers=request.once(_markers))
 
 
 def _region_actions(request: PageRequest) -> ActionMenu:
@@ -368,6 +378,7 @@ REGION = Page(
     fragments=(
         Fragment("region", "", ("regions:{key}", "nodes", "cells"), "fleet/regions/region.html", _head),
         Fragment("region-load", "Load", ("history",), "fleet/load/charts.html", _load),
+        Fragment("region-use", "Accelerators and machines", ("history",), "fleet/load/charts.html", _use),
         Fragment(
             "region-pools", "Pools of capacity", ("regions:{key}", "machines"), "fleet/regions/pools.html", _pools
         ),

@@ -7,6 +7,7 @@ from django.shortcuts import get_object_or_404
 from django.urls import reverse
 
 from controlplane.dashboard.actions import WHY, Action, ActionMenu, Submission, Target, action_menu, action_view
+from controlplane.dashboard.charts import Marker
 from controlplane.dashboard.choices import choose_deployment, choose_region, choose_state
 from controlplane.dashboard.events import EventList, cell_events, chart_markers
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
@@ -22,11 +23,9 @@ from fleet.cells.pages.data import (
     restart_effect,
 )
 from fleet.cells.services import DRAINABLE, RESTARTABLE, cell_drain, cell_restart
-from fleet.load.pages import Charts, load_charts
+from fleet.load.pages import Charts, load_charts, member_charts
 from fleet.load.selectors import cell_subject
 from fleet.machines.pages import CellMachines, cell_machines
-from fleet.nodes.selectors import NodeLines, cell_log_lines
-from fleet.nodes.services.reports import node_logs_request
 from fleet.reconcile.planning.states import CellState
 from kernel.time_ranges import OF_LOAD
 
@@ -66,16 +65,17 @@ def _cell_actions(request: PageRequest) -> ActionMenu:
 
 
 def _cell_load_charts(request: PageRequest) -> Charts:
-    deployment = request.once(_cell).cell.deployment_id
-    markers = chart_markers(request.span, deployment=deployment, cell=request.key)
+    markers = request.once(_markers)
     return load_charts(cell_subject(request.key), span=request.span, now=request.now, markers=markers)
 
 
-def _cell_logs(request: PageRequest) -> tuple[NodeLines, ...]:
-    """Reading the page makes agents send their logs."""
-    lines = cell_log_lines(request.key)
-    node_logs_request(nodes=[node.node for node in lines], now=request.now)
-    return lines
+def _markers(request: PageRequest) -> tuple[Marker, ...]:
+    return chart_markers(request.span, deployment=request.once(_cell).cell.deployment_id, cell=request.key)
+
+
+def _member_charts(request: PageRequest) -> Charts:
+    nodes = [member.node.pk for member in request.once(_cell).members]
+    return member_charts(nodes, span=request.span, now=request.now, markers=request.once(_markers))
 
 
 def _events_of_cell(request: PageRequest) -> EventList:
@@ -95,6 +95,7 @@ CELL = Page(
     fragments=(
         Fragment("cell", "", ("cells:{key}", "nodes", "load"), "fleet/cells/cell.html", _cell),
         Fragment("cell-load", "Load", ("history",), "fleet/load/charts.html", _cell_load_charts),
+        Fragment("cell-use", "Accelerators and machines", ("history",), "fleet/load/charts.html", _member_charts),
         Fragment("cell-probes", "Probes", ("cells:{key}", "load"), "fleet/cells/probes.html", _cell),
         Fragment(
             "cell-machines",
@@ -105,7 +106,6 @@ CELL = Page(
         ),
         Fragment("cell-stack", "Stack", ("cells:{key}", "nodes"), "fleet/cells/stack.html", _cell_software),
         Fragment("cell-events", "Events", ("events",), "dashboard/events/list.html", _events_of_cell),
-        Fragment("cell-logs", "Logs", ("logs",), "fleet/cells/logs.html", _cell_logs),
     ),
     actions=_cell_actions,
     charts=True,

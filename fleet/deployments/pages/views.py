@@ -18,6 +18,7 @@ from controlplane.dashboard.actions import (
     action_page_view,
     menu_item,
 )
+from controlplane.dashboard.charts import Marker
 from controlplane.dashboard.choices import choose_deployment, choose_region
 from controlplane.dashboard.events import EventList, chart_markers, deployment_events
 from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
@@ -49,7 +50,7 @@ from fleet.deployments.pages.data import (
     shares_of,
 )
 from fleet.deployments.services.deployments import deployment_scale_or_request
-from fleet.load.pages import Charts, Slo, load_charts, slo_of
+from fleet.load.pages import Charts, Slo, load_charts, slo_of, use_charts
 from fleet.load.selectors import deployment_subject
 from fleet.regions.models import Region
 from kernel.refusals import InvalidInput, Refusal
@@ -113,9 +114,18 @@ def _deployment_load(request: PageRequest) -> Charts:
         deployment_subject(request.key),
         span=request.span,
         now=request.now,
-        markers=chart_markers(request.span, deployment=request.key),
+        markers=request.once(_markers),
         ttft_objective_ms=request.once(_deployment_model).objective().ttft_ms,
     )
+
+
+def _markers(request: PageRequest) -> tuple[Marker, ...]:
+    return chart_markers(request.span, deployment=request.key)
+
+
+def _deployment_use(request: PageRequest) -> Charts:
+    subject = deployment_subject(request.key)
+    return use_charts(subject, span=request.span, now=request.now, markers=request.once(_markers))
 
 
 def _events_of_deployment(request: PageRequest) -> EventList:
@@ -187,6 +197,9 @@ DEPLOYMENT = Page(
         ),
         Fragment("deployment-forecast", "Forecast", ("forecast",), "fleet/autoscaling/forecast.html", _forecasts),
         Fragment("deployment-load", "Load", ("history",), "fleet/load/charts.html", _deployment_load),
+        Fragment(
+            "deployment-use", "Accelerators and machines", ("history",), "fleet/load/charts.html", _deployment_use
+        ),
         Fragment("deployment-cells", "Cells", ("cells", "load"), "fleet/cells/table.html", _deployment_cells),
         Fragment("deployment-events", "Events", ("events",), "dashboard/events/list.html", _events_of_deployment),
     ),

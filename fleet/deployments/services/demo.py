@@ -3,12 +3,15 @@
 import re
 from dataclasses import dataclass
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 from django.db import transaction
 
+from fleet.capacity.planning.rates import RateKind
+from fleet.capacity.services import rate_set
 from fleet.deployments.models import Deployment, DeploymentRegion
-from fleet.regions.models import Region
+from fleet.regions.models import Rate, Region
 from models_registry.instance_types.planner import INSTANCE_TYPES, LOCAL_CPU
 from models_registry.instance_types.services import instance_types_ship
 from models_registry.speculation.planner import choose, read_calibration, read_step_cost, task_figures
@@ -28,6 +31,9 @@ CELLS: dict[str, dict[str, dict[str, int]]] = {
 repairs. Cloud regions and their deployments are created by the operator."""
 TYPES = {"aws": "trn1.32xlarge"}
 """Instance type per provider, if not `LOCAL`."""
+
+LOCAL_PRICE = Decimal("0.045")
+"""US dollars an hour of a local machine, so that Cost shows money: a vCPU of a c7i.2xlarge (`shipped.csv`)."""
 
 # Prompts with a deterministic answer, of the real weights and of the simulator.
 GOLDEN_SMOLLM2 = [{"prompt": "The capital of France is", "expect": "Paris"}]
@@ -126,6 +132,8 @@ def demo_seed(*, weights: Weights | None, ingress_port: int, now: datetime, prov
         for deployment, cells in CELLS[provider].items():
             version, policy = versions[deployment]
             _create_deployment(deployment, version, cells, policy, now)
+        if provider == "local" and not Rate.objects.filter(kind=RateKind.MACHINE_PRICE.value, subject=LOCAL).exists():
+            rate_set(kind=RateKind.MACHINE_PRICE, subject=LOCAL, value=LOCAL_PRICE, actor="make up", now=now)
 
 
 def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:

@@ -53,6 +53,7 @@ FILTERED: tuple[str, ...] = (
 """Lists with every filter set; those of `fleets.one_more_of_everything` match."""
 DETAILS: tuple[str, ...] = (
     "/cells/deployment-0-region-0-1/",
+    "/cells/deployment-0-region-0-1/logs/",
     "/nodes/n-00000000/",
     "/machines/m-00000000/",
     "/regions/region-0/",

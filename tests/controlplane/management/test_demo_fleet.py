@@ -1,5 +1,7 @@
 """The commands of `make up` and `make down` about the fleet: record it, stop its machines, boot them again."""
 
+from datetime import timedelta
+from decimal import Decimal
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -7,10 +9,13 @@ from typing import Any
 import pytest
 from django.core.management import CommandError, call_command
 
+from fleet.capacity.planning.rates import RateKind
+from fleet.capacity.services import rate_set
 from fleet.clouds.base import provider_named
 from fleet.clouds.local import LocalProvider
 from fleet.deployments.models import Deployment
-from fleet.regions.models import Region
+from fleet.regions.models import Rate, Region
+from kernel import clock
 from lab.checkpoints import CONFIGS, write_checkpoint
 from models_registry.instance_types.selectors import instance_shapes
 from models_registry.versions.models import CheckpointRecord
@@ -38,6 +43,15 @@ def test_the_demo_is_recorded_with_an_ingress_for_each_region_from_one_port_upwa
     assert run("seed_demo", "--engine", "sim") == "demo fleet recorded"
     assert set(Ingress.objects.values_list("id", "port")) == {("i-us-east-1", 26080), ("i-us-west-2", 26081)}
     assert set(Deployment.objects.values_list("name", flat=True)) == {"smollm2", "sim-70b"}
+    assert [(row.subject, row.value) for row in Rate.objects.all()] == [("local.cpu", Decimal("0.045"))]
+
+
+def test_a_price_that_an_operator_set_stays() -> None:
+    run("seed_demo", "--engine", "sim")
+    now = clock.now() + timedelta(days=1)
+    rate_set(kind=RateKind.MACHINE_PRICE, subject="local.cpu", value=Decimal(1), actor="ann", now=now)
+    run("seed_demo", "--engine", "sim")
+    assert Rate.objects.count() == 2
 
 
 def test_a_region_of_another_provider_gets_no_ingress_on_this_machine() -> None:

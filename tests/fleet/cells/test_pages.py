@@ -10,7 +10,7 @@ from fleet.cells.models import Cell
 from fleet.cells.services import cell_drain
 from fleet.faults.models import Incident
 from fleet.load.services import load_sample
-from fleet.nodes.models import NodeReport
+from fleet.nodes.models import NodeLog, NodeReport
 from fleet.nodes.services.reports import node_logs_store
 from kernel import clock
 from tests.controlplane.access.callers import make_user
@@ -81,12 +81,43 @@ def test_probes_say_why_an_engine_is_unwell() -> None:
     assert "no probe yet" in text
 
 
-def test_opening_the_page_requests_logs_and_shows_them() -> None:
-    assert "Waiting for the agent to send its logs" in part("cell-logs")
-    lines = ("loading weights", "<b>ready</b>")
-    node_logs_store(tails={"n-00000001": LogTail(CELL, 1, {"engine": lines})}, now=clock.now())
-    text = part("cell-logs")
-    assert "loading weights &lt;b&gt;ready&lt;/b&gt;" in text
+LOG = (
+    "INFO 03:00 loading weights",
+    "WARNING 03:01 slow disk",
+    "ERROR 03:02 <b>lost</b>",
+    "  File engine.py, line 7",
+    '{"level": "info", "event": "done"}',
+)
+
+
+def log_page(query: str = "") -> str:
+    return " ".join(fragment(signed_in(), f"{URL}logs/{query}", "cell-log").split())
+
+
+def test_opening_the_logs_asks_their_agent_for_them_and_shows_the_newest_line_last() -> None:
+    assert "Waiting for the agent to send its logs" in log_page()
+    node_logs_store(tails={"n-00000001": LogTail(CELL, 1, {"engine": LOG})}, now=clock.now())
+    text = log_page()
+    assert text.index("loading weights") < text.index("&lt;b&gt;lost&lt;/b&gt;") < text.index("&quot;done&quot;")
+    assert "5 of 5 lines" in text
+    assert NodeLog.objects.filter(node="n-00000002").count() == 0, "only the member that is read sends its log"
+    assert "Waiting for the agent" in log_page("?node=n-00000002")
+
+
+def test_lines_are_searched_and_filtered_by_level_and_downloaded_alike() -> None:
+    log_page()
+    node_logs_store(tails={"n-00000001": LogTail(CELL, 1, {"engine": LOG})}, now=clock.now())
+    assert "2 of 5 lines" in log_page("?level=error"), "a line without a level belongs to the one before"
+    assert "3 of 5 lines" in log_page("?level=warning")
+    assert "1 of 5 lines" in log_page("?q=SLOW+disk&level=odd")
+    assert "No line matches. <a href=" in log_page("?q=nothing")
+    assert "The log is empty." in log_page("?source=proxy")
+    download = signed_in().get(f"{URL}logs/download/?level=error")
+    assert download.text == "ERROR 03:02 <b>lost</b>\n  File engine.py, line 7\n"
+    assert download.headers["Content-Disposition"] == f'attachment; filename="{CELL}-n-00000001-engine.log"'
+    assert download.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert signed_in().get("/cells/none/logs/download/").status_code == 404
+    assert Client().get(f"{URL}logs/download/").headers["Location"].startswith("/login/?next=")
 
 
 def test_the_effect_of_draining_is_shown_first() -> None:

@@ -7,6 +7,7 @@ import pytest
 from fleet.load.models import LoadSubject, LoadWindow
 from fleet.load.planner import FINE_S
 from fleet.load.selectors import cell_subject
+from fleet.load.services import node_windows_sample
 from kernel import clock
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
@@ -51,3 +52,11 @@ def test_what_it_cannot_show_is_refused(query: str, broken: dict[str, str]) -> N
 
 def test_a_cell_that_is_not_there_has_no_load() -> None:
     assert bearer().get("/api/v1/cells/none/load").status_code == 404
+
+
+def test_use_of_a_node_is_shown_by_the_minute() -> None:
+    rows.node("n-1", report={"last_seen_at": clock.now(), "telemetry": {"host_cpu_percent": 12.5}})
+    node_windows_sample(now=clock.now())
+    shown = bearer().get("/api/v1/nodes/n-1/use").json()
+    assert (shown["range"], shown["step_s"]) == ("1h", 60)
+    assert [(point["cpu_percent"], point["power_watts"]) for point in shown["points"]] == [(12.5, None)]
