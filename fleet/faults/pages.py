@@ -88,7 +88,7 @@ class IncidentPage:
 
     @property
     def severity_tone(self) -> Tone:
-        return SEVERITY_TONE[self.incident.severity]
+        return SEVERITY_TONE[self.incident.severity] if self.incident.state == IncidentState.OPEN else Tone.IDLE
 
     @property
     def waits(self) -> str:

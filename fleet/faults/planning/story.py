@@ -139,9 +139,7 @@ _PHASE_OF_KIND = {
     "cell.failed": StoryPhase.DETECTION,
     "cell.lost": StoryPhase.DETECTION,
     "incident.opened": StoryPhase.DETECTION,
-    "incident.joined": StoryPhase.DETECTION,
-    "traffic.shift": StoryPhase.PROTECTION,
-    "traffic.held": StoryPhase.PROTECTION,
+    "incident.explained": StoryPhase.DETECTION,
     "entry.published": StoryPhase.PROTECTION,
     "entry.in_force": StoryPhase.PROTECTION,
     "rollout.paused": StoryPhase.PROTECTION,
@@ -187,6 +185,8 @@ def _phases_of(found: Sequence[Happening]) -> list[StoryPhase]:
             phases.append(StoryPhase.RECOVERY if is_back else StoryPhase.PROTECTION)
         elif one.kind.startswith("fault."):
             phases.append(StoryPhase.CAUSE)
+        elif one.kind.startswith("traffic."):
+            phases.append(StoryPhase.PROTECTION)
         else:
             phases.append(_PHASE_OF_KIND.get(one.kind, StoryPhase.ACTION))
     return phases

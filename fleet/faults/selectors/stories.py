@@ -23,7 +23,7 @@ from fleet.faults.planning.story import (
     evidence_in_units,
     tell_story,
 )
-from fleet.faults.planning.views import REGION_LOST, PartNoun, Rung
+from fleet.faults.planning.views import NO_USABLE_CELL, REGION_LOST, PartNoun, Rung
 from fleet.load.models import LoadWindow
 from fleet.load.planner import KEPT_S
 from fleet.load.selectors import cell_subject, deployment_subject, region_subject
@@ -91,7 +91,7 @@ def story_of(incident: Incident, *, now: datetime) -> Story:
     happenings = [
         _from_event(event, incident)
         for event in [*oldest[:EVENTS_READ], *reversed(newest)]
-        if event.kind != TABLE or any(cell.search(event.message) for cell in cells)
+        if event.kind != TABLE or incident.kind == REGION_LOST or any(cell.search(event.message) for cell in cells)
     ]
     happenings += _from_replacements(incident, affected, happenings)
     happenings += _from_repairs(affected, since, until)
@@ -106,12 +106,17 @@ def _events(incident: Incident, affected: Affected) -> Any:
         about |= Q(cell__in=affected.cells)
         named = reduce(or_, (Q(message__contains=cell) for cell in affected.cells))
         about |= Q(kind=TABLE, region=incident.region) & named
+    if incident.kind in {REGION_LOST, NO_USABLE_CELL}:
+        for kinds in ("traffic.", "ingress."):
+            about |= Q(kind__startswith=kinds, region=incident.region)
     if incident.deployment:
         about |= Q(kind__in=ROLLOUTS, deployment=incident.deployment)
         about |= Q(kind__in=SHIFTS, deployment=incident.deployment, message__contains=incident.region)
     if incident.cohort:
         about |= Q(kind="rollout.paused", message__contains=incident.summary)
-    return Event.objects.filter(about).exclude(Q(kind__startswith="incident.") & ~Q(detail__incident=incident.pk))
+    others = Q(kind__startswith="incident.") & ~Q(detail__incident=incident.pk)
+    # The event of the cell tells the same.
+    return Event.objects.filter(about).exclude(others).exclude(kind="incident.joined")
 
 
 def _from_event(event: Event, incident: Incident) -> Happening:

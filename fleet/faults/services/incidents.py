@@ -16,9 +16,8 @@ from fleet.cells.models import CellMember
 from fleet.faults.models import CellSighting, Incident, IncidentPart, Repair, Replacement, Signal, StepRecord
 from fleet.faults.planning.liveness import CONDEMNED, COUNTED, ReplacementBudget, over_budget
 from fleet.faults.planning.slow import NO_STEPS, cell_sums, clock_sums, window_between
-from fleet.faults.planning.views import CLOSED_BY_PARTS, EXPLAINS_CELLS, OF_CELLS, IncidentKind, PartNoun, Rule
+from fleet.faults.planning.views import CLOSED_BY_PARTS, OF_CELLS, IncidentKind, PartNoun, Rule
 from fleet.faults.services.parts import (
-    NOTHING,
     Hit,
     failures_explained,
     has_open_parts,
@@ -162,10 +161,11 @@ def incident_open(
         is_known = Incident.objects.filter(kind=kind, subject=subject, state=IncidentState.OPEN.value).exists()
         if kind in OF_CELLS and not is_known and (explaining := incident_explaining(columns.get("cell", ""))):
             return _join_incident(explaining, summary, hit, columns, now)
-        explained = failures_explained(hit, now) if kind in EXPLAINS_CELLS and hit is not NOTHING else []
+        explained = failures_explained(kind, hit, columns.get("region", ""), now)
         if explained and not is_known:
             incident, created = explained.pop(0), False
-            changes = {"kind": kind, "subject": subject, "summary": summary, "seen_at": now, **columns}
+            named = {"deployment": "", "cell": "", "node": "", **columns}
+            changes = {"kind": kind, "subject": subject, "summary": summary, "seen_at": now, **named}
             _explain_incident(incident, {**changes, "evidence": {**evidence, "first_seen_as": incident.summary}}, now)
         else:
             defaults = {"summary": summary, "evidence": dict(evidence), "opened_at": now, "seen_at": now, **columns}
@@ -173,7 +173,7 @@ def incident_open(
                 kind=kind, subject=subject, state=IncidentState.OPEN.value, defaults=defaults
             )
         for other in explained:
-            parts_add(incident, [(PartNoun.CELL, other.cell)], now)
+            parts_add(incident, [(PartNoun.CELL, other.cell)] if other.cell else [], now)
             _close_incident(other, f"part of incident {incident.pk}", SWITCHYARD, now)
         if hit.parts:
             parts_add(incident, hit.parts, now)
@@ -196,10 +196,9 @@ def _join_incident(incident: Incident, summary: str, hit: Hit, columns: Mapping[
 def _explain_incident(incident: Incident, changes: Mapping[str, Any], now: datetime) -> None:
     """The incident of a failed cell becomes the one of the fault that explains it, under its number."""
     before = incident.summary
-    changed = [name for name, value in changes.items() if value]
-    for name in changed:
-        setattr(incident, name, changes[name])
-    incident.save(update_fields=changed)
+    for name, value in changes.items():
+        setattr(incident, name, value)
+    incident.save(update_fields=list(changes))
     _record_incident_event(incident, "incident.explained", f"{before}. Its cause: {incident.summary}", Tone.BAD, now)
 
 

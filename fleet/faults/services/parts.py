@@ -10,7 +10,15 @@ from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from fleet.cells.models import CellMember
 from fleet.faults.models import Incident, IncidentPart
-from fleet.faults.planning.views import EXPLAINED_WITHIN_S, EXPLAINS_CELLS, NODE_LOST, OF_CELLS, PartNoun
+from fleet.faults.planning.views import (
+    EXPLAINED_WITHIN_S,
+    EXPLAINS_CELLS,
+    NO_USABLE_CELL,
+    NODE_LOST,
+    OF_CELLS,
+    REGION_LOST,
+    PartNoun,
+)
 from fleet.reconcile.planning.states import IncidentState
 
 
@@ -63,12 +71,18 @@ def incident_explaining(cell: str) -> Incident | None:
     return _open_incidents().filter(about, shadow=False).order_by("id").select_for_update().first()
 
 
-def failures_explained(hit: Hit, now: datetime) -> list[Incident]:
-    """Open incidents about failed cells that the fault of these nodes and cells explains, oldest first."""
-    members = CellMember.objects.filter(node__in=hit.nodes).values_list("cell_id", flat=True)
-    cells = hit.cells | set(members if hit.nodes else ())
-    since = now - timedelta(seconds=EXPLAINED_WITHIN_S)
-    rows = _open_incidents().filter(kind__in=OF_CELLS, subject__in=cells, opened_at__gte=since)
+def failures_explained(kind: str, hit: Hit, region: str, now: datetime) -> list[Incident]:
+    """Open incidents that this one explains, oldest first, locked: those of failed cells for a fault of these nodes and
+    cells, those of unserved deployments for a lost region."""
+    if kind == REGION_LOST:
+        rows = _open_incidents().filter(kind=NO_USABLE_CELL, region=region)
+    elif kind in EXPLAINS_CELLS and hit is not NOTHING:
+        members = CellMember.objects.filter(node__in=hit.nodes).values_list("cell_id", flat=True)
+        cells = hit.cells | set(members if hit.nodes else ())
+        since = now - timedelta(seconds=EXPLAINED_WITHIN_S)
+        rows = _open_incidents().filter(kind__in=OF_CELLS, subject__in=cells, opened_at__gte=since)
+    else:
+        return []
     return list(rows.order_by("id").select_for_update())
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from fleet.faults.planning.views import NO_USABLE_CELL
+from fleet.faults.planning.views import NO_USABLE_CELL, REGION_LOST
 from fleet.reconcile.planning.decisions import ChangeRollout, Decision
 from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.snapshot import CellView, FailedStart, Finding, FleetView, Verdict
@@ -117,9 +117,15 @@ def _next_change(case: _RolloutCase) -> ChangeRollout | None:
 def _unserved(case: _RolloutCase) -> str:
     """A region in which no cell can serve, or "". It pauses the rollout but does not roll it back, because the new
     version may not be the cause."""
-    open_ones = (one for one in case.fleet.faults.incidents if one.kind == NO_USABLE_CELL)
-    name = case.progress.deployment.name
-    return next((one.summary for one in open_ones if one.subject.rpartition("@")[0] == name), "")
+    incidents, name = case.fleet.faults.incidents, case.progress.deployment.name
+    regions = {cell.region for cell in case.cells()}
+    mine = (
+        one.summary
+        for one in incidents
+        if (one.kind == NO_USABLE_CELL and one.subject.rpartition("@")[0] == name)
+        or (one.kind == REGION_LOST and one.subject in regions)
+    )
+    return next(mine, "")
 
 
 def _new_failures(case: _RolloutCase) -> tuple[FailedStart, ...]:

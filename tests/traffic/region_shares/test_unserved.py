@@ -7,10 +7,12 @@ from fleet.cells.models import Cell, Disruption
 from fleet.deployments.models import DeploymentRegion
 from fleet.faults.models import Incident
 from fleet.faults.pages import fleet_health
-from fleet.faults.planning.views import NO_USABLE_CELL
-from fleet.faults.services.incidents import incident_dismiss
+from fleet.faults.planning.views import NO_USABLE_CELL, REGION_LOST
+from fleet.faults.services.incidents import incident_dismiss, incident_open
 from fleet.load.models import RefusedRequests
+from fleet.nodes.models import NodeReport
 from fleet.reconcile.planning.states import CellState, IncidentState
+from tests.fleet.rows import NOW
 from tests.traffic.steered import EAST, WEST, Steered
 from traffic.region_shares.planning.policy import EvacuationMode
 from traffic.region_shares.services.overrides import Terms, evacuation_start
@@ -117,3 +119,32 @@ def test_an_outage_is_broken_on_the_overview(fleet: Steered) -> None:
     fleet.lose(EAST, 2)
     fleet.run(10)
     assert opened()[0] in status_of(fleet_health(), 0, fleet.now).incidents
+
+
+def run_with_agents(fleet: Steered, seconds: int) -> None:
+    for _ in range(0, seconds, Steered.REPORT_EVERY_S):
+        NodeReport.objects.update(connected=True, last_seen_at=fleet.now)
+        fleet.run(Steered.REPORT_EVERY_S)
+
+
+@pytest.mark.slow
+def test_a_region_whose_ingress_is_silent_is_one_incident_until_it_reports(fleet: Steered) -> None:
+    fleet.silent = {EAST}
+    run_with_agents(fleet, 40)
+    (incident,) = Incident.objects.filter(state=IncidentState.OPEN)
+    assert (incident.kind, incident.subject, incident.region) == (REGION_LOST, EAST, EAST)
+    assert incident.evidence["ingresses"][0]["silent_s"] >= 30
+    fleet.silent = set()
+    run_with_agents(fleet, 20)
+    incident.refresh_from_db()
+    assert (incident.state, incident.resolution) == (IncidentState.CLOSED, "it serves again")
+
+
+def test_the_incidents_of_deployments_become_the_one_of_their_lost_region() -> None:
+    for name in ("sim-70b", "sim-8b"):
+        where = {"region": EAST, "deployment": name}
+        incident_open(kind=NO_USABLE_CELL, subject=f"{name}@{EAST}", summary=name, evidence={}, now=NOW, **where)
+    lost = incident_open(kind=REGION_LOST, subject=EAST, summary="lost", evidence={"n": 2}, now=NOW, region=EAST)
+    first, second = Incident.objects.order_by("id")
+    assert (first.pk, first.kind, first.deployment, first.state) == (lost.pk, REGION_LOST, "", IncidentState.OPEN)
+    assert (second.state, second.resolution) == (IncidentState.CLOSED, f"part of incident {lost.pk}")

@@ -9,6 +9,7 @@ that flapping cells and short lulls move no requests.
 Only unplanned outages count: a deployment that is scaled to zero, evacuated or never had a usable cell has no incident,
 and neither do cells that the disruption ledger took down."""
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,6 +21,7 @@ from msgspec import Struct
 
 from engine_agent.protocol.messages import JsonObject
 from fleet.reconcile.planning.states import CellState
+from kernel.ages import age_text
 
 WINDOW_S = 60.0
 """design.md §5: healthy capacity is the minimum over the last 60 s."""
@@ -351,3 +353,71 @@ def _as_evidence(cell: CellStanding) -> dict[str, Any]:
         "reason": cell.reason,
         "ingresses": dict(cell.views),
     }
+
+
+REGION_SILENT_S = 30.0
+"""Both processes of an ingress are started again 5 s after they died."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngressSilence:
+    """An ingress, and when it last reported."""
+
+    id: str
+    seen_at: datetime
+
+
+def lost_regions(
+    assessed: Iterable[tuple[Place, Assessment]],
+    ingresses: Mapping[str, Sequence[IngressSilence]],
+    agents_report: bool,
+    now: datetime,
+) -> dict[str, Unserved]:
+    """Regions that lost all of their traffic: no cell can serve any of several deployments, or all of their ingresses
+    are silent while agents elsewhere report (`agents_report`). A region with one deployment has the incident of that
+    deployment. Evacuated regions are not lost."""
+    places: dict[str, list[tuple[Place, Assessment]]] = defaultdict(list)
+    for place, assessment in assessed:
+        if place.served and not place.is_intended:
+            places[place.region].append((place, assessment))
+    lost = {}
+    for region, found in places.items():
+        silent = [one for one in ingresses.get(region, ()) if (now - one.seen_at).total_seconds() >= REGION_SILENT_S]
+        unserved = [(place, one.unserved) for place, one in found if one.unserved is not None]
+        if len(unserved) == len(found) > 1:
+            lost[region] = _region_without_cells(region, unserved)
+        elif silent and agents_report and len(silent) == len(ingresses[region]):
+            lost[region] = _region_without_ingress(region, [place.deployment for place, _ in found], silent, now)
+    return lost
+
+
+def _region_without_cells(region: str, unserved: Sequence[tuple[Place, Unserved]]) -> Unserved:
+    refused: Counter[str] = Counter()
+    for _, one in unserved:
+        refused.update(one.evidence["refused"])
+    elsewhere = sorted({name for place, _ in unserved for name in place.elsewhere})
+    names = [place.deployment for place, _ in unserved]
+    where = f"requests go to {', '.join(elsewhere)}" if elsewhere else "no other region serves them"
+    summary = f"{region} serves nothing: no cell of its {len(names)} deployments can serve; {where}"
+    evidence = {
+        "since": min(one.evidence["since"] for _, one in unserved),
+        "deployments": names,
+        "served_by": elsewhere,
+        "refused": dict(refused),
+        "cells": [cell for _, one in unserved for cell in one.evidence["cells"]][:CELLS_NAMED],
+    }
+    return Unserved(summary, evidence)
+
+
+def _region_without_ingress(
+    region: str, deployments: Sequence[str], silent: Sequence[IngressSilence], now: datetime
+) -> Unserved:
+    last = max(one.seen_at for one in silent)
+    quiet = age_text((now - last).total_seconds())
+    noun = "its ingress has" if len(silent) == 1 else f"all {len(silent)} ingresses have"
+    evidence = {
+        "since": last.isoformat(),
+        "deployments": sorted(deployments),
+        "ingresses": [{"ingress": one.id, "silent_s": round((now - one.seen_at).total_seconds())} for one in silent],
+    }
+    return Unserved(f"{region} may serve nothing: {noun} not reported for {quiet}", evidence)

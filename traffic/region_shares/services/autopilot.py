@@ -1,31 +1,21 @@
-"""Runs the region autopilot: stores samples of each deployment and region, asks the planner, stores new shares, and
-opens or closes incidents about deployments that no cell of a region can serve. It never calls an agent; routing tables
-take the shares from the rows. Passes are independent, so lost work is decided again. The tested capacity of a cell is
-its version's `max_concurrency`, or the policy's `tested_concurrency`."""
+"""Runs the region autopilot: stores samples of each deployment and region, asks the planner, and stores new shares. It
+never calls an agent; routing tables take the shares from the rows. Passes are independent, so lost work is decided
+again. The tested capacity of a cell is its version's `max_concurrency`, or the policy's `tested_concurrency`."""
 
-import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import astuple
 from datetime import datetime
 from typing import Any
 
 import msgspec
 from django.db import transaction
-from django.db.models import Q
 
 from fleet.deployments.models import Deployment
-from fleet.faults.models import Incident
-from fleet.faults.planning.views import NO_USABLE_CELL
-from fleet.faults.services.incidents import incident_note, incident_open, incidents_close
-from fleet.reconcile.planning.decisions import NoteIncident
-from fleet.reconcile.planning.states import IncidentState
 from kernel import live
 from kernel.events import event_record
 from kernel.leases import lease_during
 from kernel.tones import Tone
-from kernel.transitions import StaleDecision
 from traffic.region_shares.models import TrafficMatrix, TrafficShift, TrafficWindow
 from traffic.region_shares.planning.autopilot import (
     AutopilotSettings,
@@ -37,14 +27,9 @@ from traffic.region_shares.planning.autopilot import (
     plan_shift,
 )
 from traffic.region_shares.planning.load import (
-    CLOSE_AFTER_S,
-    Assessment,
     IngressCounters,
-    Place,
     Sample,
-    WindowState,
     arrivals_per_s,
-    assess_place,
     in_service,
     ingress_counters,
     queued,
@@ -57,13 +42,13 @@ from traffic.region_shares.selectors import (
     IngressView,
     ReadyCell,
     ingress_views,
-    places,
     ready_cells,
     samples_of,
     traffic_policies,
     traffic_views,
 )
 from traffic.region_shares.services.overrides import overrides_expire
+from traffic.region_shares.services.unserved import unserved_check
 
 SAMPLE_EVERY_S = 1.0
 """Wake-ups may come many times a second; a sample is taken earlier only if capacity has changed."""
@@ -177,7 +162,7 @@ def autopilot_run(*, now: datetime) -> list[str]:
         windows = windows_update(ingresses, now=now)
         views = traffic_views(now, ingresses=ingresses, windows=windows)
         moved = [name for name, (row, view) in views.items() if _steer_deployment(row, view, now)]
-        unserved_check([view for _, view in views.values()], windows, now=now)
+        unserved_check([view for _, view in views.values()], windows, ingresses, now=now)
         return moved
 
 
@@ -262,56 +247,3 @@ def figures_of(view: TrafficView, matrix: Matrix, now: datetime) -> dict[str, An
     }
     unplaced = {origin: round(slots, 2) for origin, slots in place_demand(task).unplaced.items()}
     return {"regions": regions, "unplaced": unplaced, "utilisation_cap": view.policy.utilisation_cap}
-
-
-# Incidents about deployments that no cell of a region can serve.
-
-NOTE_EVERY_S = 4.0
-"""Every second pass: each update makes browsers fetch the incident again."""
-
-
-def unserved_check(views: Iterable[TrafficView], windows: Iterable[TrafficWindow], *, now: datetime) -> None:
-    assessed = {place.subject: (place, assess_place(place, now)) for place in places(views, windows, now)}
-    with transaction.atomic():
-        is_open, is_muted = Q(state=IncidentState.OPEN.value), Q(muted_until__gt=now)
-        incidents = Incident.objects.filter(is_open | is_muted, kind=NO_USABLE_CELL)
-        known = {row.subject: row for row in incidents if row.state == IncidentState.OPEN.value}
-        muted = {row.subject for row in incidents if row.muted_until and row.muted_until > now}
-        for place, judgement in assessed.values():
-            _note_window(place, judgement.noted)
-            if judgement.unserved is not None and place.subject not in muted:
-                _report_incident(place, judgement, known.get(place.subject), now)
-        for subject, incident in known.items():
-            why = assessed[subject][1] if subject in assessed else None
-            if why is not None and why.noted.since is not None:
-                continue
-            seen_s = (now - (incident.seen_at or incident.opened_at)).total_seconds()
-            if why is None or seen_s >= CLOSE_AFTER_S:
-                resolution = why.resolution if why else "the deployment or its ingress was removed"
-                incidents_close(kind=NO_USABLE_CELL, subject=subject, resolution=resolution, now=now)
-
-
-def _note_window(place: Place, noted: WindowState) -> None:
-    if noted == WindowState(place.served, place.since, place.refused_before):
-        return
-    rows = TrafficWindow.objects.filter(deployment=place.deployment, region=place.region)
-    rows.update(served=noted.served, unserved_since=noted.since, refused_before=dict(noted.refused_before))
-
-
-def _report_incident(place: Place, judgement: Assessment, known: Incident | None, now: datetime) -> None:
-    unserved = judgement.unserved
-    if unserved is None:
-        return
-    if known is None:
-        incident_open(
-            kind=NO_USABLE_CELL,
-            subject=place.subject,
-            summary=unserved.summary,
-            evidence=unserved.evidence,
-            now=now,
-            region=place.region,
-            deployment=place.deployment,
-        )
-    elif (now - (known.seen_at or known.opened_at)).total_seconds() >= NOTE_EVERY_S:
-        with contextlib.suppress(StaleDecision):  # an operator has just dismissed it
-            incident_note(NoteIncident(known.pk, unserved.summary, unserved.evidence), now=now)

@@ -12,6 +12,7 @@ from traffic.region_shares.planning.load import (
     SAMPLES_MAX,
     CellStanding,
     IngressCounters,
+    IngressSilence,
     Place,
     Sample,
     arrivals_per_s,
@@ -21,6 +22,7 @@ from traffic.region_shares.planning.load import (
     in_service,
     ingress_counters,
     is_starting,
+    lost_regions,
     recent_samples,
     service_time_s,
     share_lost,
@@ -201,3 +203,32 @@ def test_a_region_that_the_autopilot_emptied_is_one_though_its_cells_are_well() 
 def test_what_is_scaled_to_zero_is_cold_when_it_comes_back_and_what_was_evacuated_is_not() -> None:
     assert not assess_place(replace(OUT, wanted=0), NOW).noted.served
     assert assess_place(replace(OUT, closed=True), NOW).noted.served
+
+
+BOTH_OUT = [(place, assess_place(place, NOW)) for place in (OUT, replace(OUT, deployment="qwen"))]
+QUIET = {"east": [IngressSilence("i-1", NOW - timedelta(seconds=31))]}
+LOUD = {"east": [*QUIET["east"], IngressSilence("i-2", NOW)]}
+
+
+def test_a_region_that_serves_none_of_its_deployments_is_lost() -> None:
+    (lost,) = lost_regions(BOTH_OUT, {}, False, NOW).items()
+    assert lost[0] == "east"
+    assert lost[1].summary == "east serves nothing: no cell of its 2 deployments can serve; requests go to west"
+    assert (lost[1].evidence["deployments"], lost[1].evidence["refused"]) == (["llama", "qwen"], {"no_ready_cell": 8})
+    serves = replace(OUT, deployment="gemma", capacity=8.0)
+    evacuated = replace(OUT, deployment="gemma", closed=True)
+    assert not lost_regions([*BOTH_OUT, (serves, assess_place(serves, NOW))], {}, True, NOW)
+    assert lost_regions([*BOTH_OUT, (evacuated, assess_place(evacuated, NOW))], {}, True, NOW)
+    assert not lost_regions(BOTH_OUT[:1], {}, True, NOW), "the incident of the deployment says the same"
+
+
+def test_a_region_whose_ingresses_are_all_silent_is_lost_if_agents_report() -> None:
+    serves = replace(OUT, capacity=8.0)
+    found = [(serves, assess_place(serves, NOW))]
+    (lost,) = lost_regions(found, QUIET, True, NOW).values()
+    assert lost.summary == "east may serve nothing: its ingress has not reported for 31 s"
+    assert lost.evidence["ingresses"] == [{"ingress": "i-1", "silent_s": 31}]
+    assert not lost_regions(found, QUIET, False, NOW), "the control plane is cut off"
+    assert not lost_regions(found, LOUD, True, NOW)
+    closed = replace(serves, closed=True)
+    assert not lost_regions([(closed, assess_place(closed, NOW))], QUIET, True, NOW), "an operator evacuated it"
