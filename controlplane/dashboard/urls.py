@@ -36,6 +36,7 @@ from models_registry.instance_types.pages import (
 from models_registry.versions.pages.drafts import draft_edit, draft_new
 from models_registry.versions.pages.views import MODEL, MODELS, VERSION, VERSION_DIFF, version_action
 from traffic.batches.pages import BATCH, BATCHES, batch_action
+from traffic.keys.pages.tenant import tenant_page
 from traffic.keys.pages.views import (
     KEY,
     KEYS,
@@ -125,6 +126,7 @@ urlpatterns = [
     path("batches/<str:key>/", _view(BATCH), name="batch-page"),
     path("batches/<str:key>/ask/<str:action>/", batch_action, name="batch-action"),
     path("keys/", _view(KEYS), name="keys"),
+    path("tenant/", tenant_page, name="tenant"),
     path("keys/new/", key_new, name="key-new"),
     path("keys/require/", keys_require_action, name="keys-require"),
     path("keys/<str:key>/", _view(KEY), name="key"),

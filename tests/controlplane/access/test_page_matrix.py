@@ -10,7 +10,7 @@ from tests.controlplane.access.endpoints import Operation, pages
 
 pytestmark = pytest.mark.django_db
 
-ANYBODY = {"login", "login-second", "logout", "oidc-begin", "oidc-back"}
+ANYBODY = {"login", "login-second", "logout", "oidc-begin", "oidc-back", "tenant"}
 KNOWS_THE_OLD_ONE = {"password-change"}
 """Every logged-in user; refused without the old password (tests of the settings)."""
 VIEWER = {

@@ -16,7 +16,7 @@ def test_every_page_is_tried_here() -> None:
     tried = {url.strip("/").partition("/")[0].partition("?")[0] for url in (*LISTS.values(), *DETAILS)}
     pages = {str(route.pattern).partition("/")[0] for route in urlpatterns}
     # Compile caches are on the page of their version; the others have separate tests.
-    assert pages - tried == {"compile-caches", "login", "logout", "new", "settings"}
+    assert pages - tried == {"compile-caches", "login", "logout", "new", "settings", "tenant"}
 
 
 WAYS = (

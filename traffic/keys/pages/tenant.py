@@ -1,0 +1,109 @@
+"""The page of a tenant, read-only: its usage, charges, limits and keys. It opens with any valid key of the tenant. The
+session keeps only the key's prefix, and each request checks the key again. It never shows another tenant's rows (I15).
+"""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from decimal import Decimal
+from typing import Any
+
+from django.db.models import Q, Sum
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_http_methods
+
+from audit.middleware import audit_exempt
+from kernel import clock
+from traffic.keys.models import ApplicationKey
+from traffic.keys.pages.data import KEYS_SHOWN, KeyRow, KeyUse, key_use, usage_rows
+from traffic.keys.selectors import keys_described
+from traffic.tenants.selectors import UnknownApplication, application_of, application_with
+from traffic.usage.models import UsageHour, UsageMonth
+from traffic.usage.planning.counting import month_of
+from traffic.usage.selectors import BudgetView, budget_views
+
+SESSION_KEY = "tenant_key"
+MAX_KEY = 200
+
+
+@dataclass(frozen=True, slots=True)
+class TenantView:
+    """`tokens` and `charged` of this month (UTC); `day`: sums of the last 24 hours; `opened_by`: the key that opened
+    the page."""
+
+    tenant: str
+    opened_by: ApplicationKey
+    tokens: int
+    charged: Decimal
+    day: dict[str, int]
+    budgets: tuple[BudgetView, ...]
+    keys: tuple[KeyRow, ...]
+    hours: tuple[dict[str, Any], ...]
+    use: KeyUse | None
+
+
+def tenant_view(key: ApplicationKey, now: datetime) -> TenantView:
+    tenant = key.tenant
+    month = UsageMonth.objects.filter(tenant=tenant, month=month_of(now)).first()
+    keys = list(keys_described(now).filter(tenant=tenant).order_by("-id")[:KEYS_SHOWN])
+    day = UsageHour.objects.filter(tenant=tenant, hour__gt=now - timedelta(days=1)).aggregate(
+        requests=Sum("arrived", default=0), limited=Sum("limited", default=0), errors=Sum("failed", default=0)
+    )
+    own = Q(tenant=tenant) | Q(key__in=ApplicationKey.objects.filter(tenant=tenant).values("prefix"))
+    return TenantView(
+        tenant=tenant,
+        opened_by=key,
+        tokens=month.tokens if month else 0,
+        charged=month.charged if month else Decimal(0),
+        day=day,
+        budgets=tuple(budget_views(now, own)),
+        keys=tuple(KeyRow(row, row.state_at(now)) for row in keys),
+        hours=usage_rows(tenant=tenant),
+        use=key_use(key),
+    )
+
+
+@never_cache
+@sensitive_post_parameters("key")
+@require_http_methods(["GET", "HEAD", "POST"])
+@audit_exempt("a tenant opens or leaves its own page, which changes nothing")
+def tenant_page(request: HttpRequest) -> HttpResponse:
+    """Shows the page, or the form that asks for a key. POST opens the page with a key, or leaves it."""
+    now, refused = clock.now(), ""
+    if request.method == "POST":
+        request.session.pop(SESSION_KEY, None)
+        if "leave" in request.POST:
+            return redirect("tenant")
+        prefix, refused = _opened(str(request.POST.get("key", ""))[:MAX_KEY], now)
+        if prefix:
+            request.session.cycle_key()
+            request.session[SESSION_KEY] = prefix
+            return redirect("tenant")
+    key = None
+    if prefix := request.session.get(SESSION_KEY, ""):
+        key, refused = _still_valid(prefix, now)
+    if key is None:
+        return render(request, "traffic/keys/tenant_login.html", {"refused": refused}, status=403 if refused else 200)
+    return render(request, "traffic/keys/tenant_page.html", {"body": tenant_view(key, now), "now": now})
+
+
+def _opened(text: str, now: datetime) -> tuple[str, str]:
+    """The prefix of a valid key, or "" and why it is refused."""
+    try:
+        application = application_of(f"Bearer {text.strip()}", now)
+    except UnknownApplication as unknown:
+        return "", str(unknown)
+    return application.key, "" if application.key else "this is not an application key: it starts with sw_"
+
+
+def _still_valid(prefix: str, now: datetime) -> tuple[ApplicationKey | None, str]:
+    key = ApplicationKey.objects.filter(prefix=prefix).first()
+    if key is None:
+        return None, ""
+    try:
+        application_with(key, now)
+    except UnknownApplication as unknown:
+        return None, str(unknown)
+    return key, ""
