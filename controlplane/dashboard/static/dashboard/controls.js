@@ -149,7 +149,7 @@ function moveOption(step) {
 }
 
 // Without a script the results are a list of links. Here they become options, of which the first is chosen.
-search?.addEventListener("htmx:afterSettle", () => {
+search?.addEventListener("htmx:afterSwap", () => {
   const list = search.querySelector("[data-options]");
   const all = options();
   searchText.setAttribute("aria-expanded", String(all.length > 0));
@@ -175,7 +175,7 @@ search?.addEventListener("htmx:afterSettle", () => {
 // Enter opens the chosen result, if the results are those of the text now in the box; else it opens the search page.
 search?.querySelector("form").addEventListener("submit", (event) => {
   const results = search.querySelector("[data-query]");
-  const chosen = document.getElementById(searchText.getAttribute("aria-activedescendant"));
+  const chosen = document.getElementById(searchText.getAttribute("aria-activedescendant")) ?? options()[0];
   if (!chosen || results?.dataset.query !== searchText.value.trim()) return;
   event.preventDefault();
   chosen.click();
