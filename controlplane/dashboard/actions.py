@@ -100,8 +100,8 @@ def page_target(page: str, name: str = "the settings") -> Target[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """An input of an action's form. `kind` is its HTML type; a hidden one has no label, and a checkbox
-    sends its value if it is `checked`."""
+    """An input of an action's form. `kind` is its HTML type, or `textarea` for text of several lines with `most`
+    characters. A hidden one has no label, and a checkbox sends its value if it is `checked`."""
 
     name: str
     label: str = ""
@@ -141,7 +141,8 @@ class Confirmation:
 def _filled(field: Field, form: Submission) -> Field:
     if field.kind == "checkbox":
         return replace(field, checked=field.name in form.fields) if form.is_post else field
-    return replace(field, value=form.text(field.name, str(field.value))) if field.kind != "password" else field
+    longest = (field.most or MAX_TEXT) if field.kind == "textarea" else MAX_TEXT
+    return replace(field, value=form.text(field.name, str(field.value), longest)) if field.kind != "password" else field
 
 
 Run = Callable[[Submission, T], object]

@@ -13,7 +13,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from accounts.models import Approval, ApprovalState
-from controlplane.dashboard.actions import WHY, Action, ActionMenu, Submission, Target, action_view
+from controlplane.dashboard.actions import WHY, Action, ActionMenu, Field, Submission, Target, action_view
 from controlplane.dashboard.choices import choose_labelled
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from fleet.cells.models import Cell
@@ -22,8 +22,9 @@ from fleet.faults.planning.report import Healing, Impact, TenantImpact, report_m
 from fleet.faults.planning.severity import RUNBOOK_OF_KIND, SEVERITY_TONE
 from fleet.faults.planning.story import WAITS, Evidence, Story, evidence_in_units
 from fleet.faults.planning.views import PartNoun
-from fleet.faults.selectors.stories import deployments_hit, healing_of, impact_of, postmortem_of, story_of
+from fleet.faults.selectors.stories import affected_by, deployments_hit, healing_of, impact_of, postmortem_of, story_of
 from fleet.faults.services.incidents import incident_dismiss
+from fleet.faults.services.triage import NOTE_MAX, incident_acknowledge, incident_assign, incident_note_add
 from fleet.nodes.models import Node
 from fleet.nodes.pages import DRAIN, REPLACE, UNCORDON, node_find
 from fleet.reconcile.planning.states import CELL_TONE, CellState, IncidentState, NodeState
@@ -113,11 +114,11 @@ def incident_page(incident: Incident) -> IncidentPage:
 
 
 def related_to(incident: Incident) -> IncidentList:
-    """Incidents about the same node, cell or cohort within an hour."""
-    same = Q(pk__in=[])
-    for name in ("node", "cell", "cohort"):
-        if value := getattr(incident, name):
-            same |= Q(**{name: value})
+    """Incidents about the same nodes, cells or cohort within an hour."""
+    affected = affected_by(incident)
+    same = Q(node__in=affected.nodes) | Q(cell__in=affected.cells)
+    if incident.cohort:
+        same |= Q(cohort=incident.cohort)
     near = Q(opened_at__range=(incident.opened_at - RELATED_WITHIN, incident.opened_at + RELATED_WITHIN))
     fetched = list(Incident.objects.filter(same & near).exclude(pk=incident.pk)[: RELATED_SHOWN + 1])
     return IncidentList(rows=tuple(fetched[:RELATED_SHOWN]), more=len(fetched) > RELATED_SHOWN, filtered=False)
@@ -245,7 +246,57 @@ DISMISS = Action(
     effect=lambda incident, now: DISMISS_EFFECT,
     why_not=lambda incident: "" if incident.state == IncidentState.OPEN else "This incident is closed.",
 )
-INCIDENT_ACTIONS = (DISMISS,)
+
+
+def _why_not_acknowledged(incident: Incident) -> str:
+    if incident.state != IncidentState.OPEN:
+        return "This incident is closed."
+    return f"{incident.acknowledged_by} acknowledged it." if incident.acknowledged_by else ""
+
+
+def _acknowledge(form: Submission, incident: Incident) -> None:
+    incident_acknowledge(incident_id=incident.pk, actor=form.actor, now=form.now, why=form.text("why"))
+
+
+def _assign(form: Submission, incident: Incident) -> None:
+    fields = {name: form.text(name) for name in ("owner", "why")}
+    incident_assign(incident_id=incident.pk, actor=form.actor, now=form.now, **fields)
+
+
+def _note(form: Submission, incident: Incident) -> None:
+    text = form.text("text", longest=NOTE_MAX + 1)
+    incident_note_add(incident_id=incident.pk, text=text, actor=form.actor, now=form.now)
+
+
+ACKNOWLEDGE = Action(
+    target=TARGET,
+    name="acknowledge",
+    label="Acknowledge",
+    run=_acknowledge,
+    fields=(WHY,),
+    effect=lambda incident, now: "Others see that you know of it. You become its owner unless it has one.",
+    why_not=_why_not_acknowledged,
+)
+ASSIGN = Action(
+    target=TARGET,
+    name="assign",
+    label="Assign",
+    run=_assign,
+    fields=lambda incident: (Field("owner", "Owner, a user's name; empty for none", value=incident.owner), WHY),
+    effect=lambda incident, now: f"Its owner is {incident.owner or 'nobody'} now.",
+    words=("owner",),
+)
+NOTE = Action(
+    target=TARGET,
+    name="note",
+    label="Add a note",
+    submit="Add the note",
+    run=_note,
+    fields=(Field("text", "Note", kind="textarea", required=True, most=NOTE_MAX),),
+    effect=lambda incident, now: "It stays with the incident, in its story and in its report.",
+    words=("comment",),
+)
+INCIDENT_ACTIONS = (ACKNOWLEDGE, ASSIGN, NOTE, DISMISS)
 incident_action = action_view(*INCIDENT_ACTIONS)
 
 

@@ -245,7 +245,7 @@ def test_an_open_incident_stays_unfolded_while_the_list_refreshes(chromium: Brow
     Incident.objects.update(summary="Node n is lost for good")
     live.push("incidents")
     expect(page.locator("summary")).to_have_text("Node n is lost for good")
-    expect(page.locator("#incidents-list")).to_contain_text("silent_s")
+    expect(page.locator("#incidents-list")).to_contain_text("Silent for")
     expect(page.locator("details")).to_have_attribute("open", "")
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.test import Client
 
 from audit.models import AuditRecord
 from fleet.cells.models import Cell
@@ -14,6 +15,7 @@ from fleet.faults.selectors.stories import healing_of, impact_of
 from fleet.faults.services.triage import NOTE_MAX
 from fleet.load.models import LoadSubject, LoadWindow
 from kernel.models import Event
+from tests.controlplane.access.callers import make_user
 from tests.controlplane.api.client import bearer
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
@@ -138,3 +140,29 @@ def test_runbooks_are_shown_and_no_other_file() -> None:
     assert {client.get(f"/runbooks/{name}/").status_code for name in ("README", "..", "%2e%2e", "node-lost.md")} == {
         404
     }
+
+
+def test_actions_of_the_page_change_the_incident_and_keep_what_was_typed() -> None:
+    row, client = incident(), signed_in()
+    User.objects.create_user("ada")
+    for action, form in (("acknowledge", {"why": "on it"}), ("assign", {"owner": "ada"}), ("note", {"text": "a\nb"})):
+        assert f"incident {row.pk}" in client.get(f"/incidents/{row.pk}/ask/{action}/").text
+        assert client.post(f"/incidents/{row.pk}/ask/{action}/", form).status_code == 302
+    row.refresh_from_db()
+    assert (row.acknowledged_by, row.owner, row.notes.get().text) == ("operator", "ada", "a\nb")
+    again = client.post(f"/incidents/{row.pk}/ask/acknowledge/", {})
+    assert (again.status_code, "was acknowledged by" in again.text) == (409, True)
+    refused = client.post(f"/incidents/{row.pk}/ask/assign/", {"owner": "<nobody>", "why": "on leave"})
+    assert refused.status_code == 409
+    assert all(text in refused.text for text in ("&lt;nobody&gt;", "on leave"))
+    long = client.post(f"/incidents/{row.pk}/ask/note/", {"text": "a" * (NOTE_MAX + 5)})
+    assert (long.status_code, "a" * NOTE_MAX in long.text) == (409, True)
+
+
+def test_a_viewer_changes_nothing_and_sees_why() -> None:
+    row, client = incident(), Client()
+    client.force_login(make_user("vera"))
+    assert "It needs the operator role." in client.get(f"/incidents/{row.pk}/").text
+    for action in ("acknowledge", "assign", "note", "dismiss"):
+        assert client.post(f"/incidents/{row.pk}/ask/{action}/", {"text": "x"}).status_code == 403
+    assert not Event.objects.exists()
