@@ -69,8 +69,8 @@ def parse_range(*, name: str, since: str, until: str, ranges: Ranges, now: datet
             message = f"{name!r} is not a range; it must be one of {', '.join(ranges.names)}"
             raise InvalidInput(field="range", rule="invalid_choice", message=message)
         return last(ranges.nearest(name or ranges.default), now)
-    end = min(now, _moment("to", until)) if until else now
-    start = _moment("from", since) if since else end - timedelta(seconds=LENGTHS_S[ranges.default])
+    end = min(now, parse_moment("to", until)) if until else now
+    start = parse_moment("from", since) if since else end - timedelta(seconds=LENGTHS_S[ranges.default])
     if end - start < SHORTEST:
         raise InvalidInput(field="from", rule="range", message="`from` must be at least a minute before `to` and now")
     if end - start > LONGEST:
@@ -78,7 +78,8 @@ def parse_range(*, name: str, since: str, until: str, ranges: Ranges, now: datet
     return TimeRange("", start, end)
 
 
-def _moment(field: str, text: str) -> datetime:
+def parse_moment(field: str, text: str) -> datetime:
+    """A time in ISO 8601, in UTC unless it states another zone. Raises InvalidInput."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.replace(tzinfo=UTC) if moment.tzinfo is None else moment.astimezone(UTC)

@@ -7,7 +7,9 @@ Cases: idle, with a changing fleet, with a fault, with a rollout.
 Starts its own servers; needs no fleet. It runs the loops' functions in this process, one pass of each every second.
 Statements change rows every 2 s as the reports of agents and ingresses would. Compare CPU times: that of the pass, and
 that of its PostgreSQL backend. `--controller 60` instead runs the process `controller` on the idle fleet for 60 s and
-prints its CPU time."""
+prints its CPU time.
+
+A second table has the flight recorder's part of the passes of `fleet.reconcile`: CPU time in Python, rows and bytes."""
 
 import argparse
 import logging
@@ -33,11 +35,15 @@ from controlplane.embedded.configuration import read_configuration
 
 PORT = 24380
 TICK_S = 1.0
+RECORDER_TABLE = """
+| nodes | phase | rounds recorded | median ms | least | most | of the pass | bytes of a whole one | of a difference |
+| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
 SETTLE_PASSES = 3
 STARTED_AFTER_S = 20.0
 MOVING = ("fleet.reconcile", "fleet.provision", "traffic.publish", "traffic.autopilot", "traffic.ensure_ingresses")
 _REPORTS = """
-UPDATE fleet_nodereport SET last_seen_at = %(now)s, connected = true, load = jsonb_set(load, '{queued}', '1')
+UPDATE fleet_nodereport SET last_seen_at = %(now)s - random() * interval '0.5 s', connected = true,
+    load = jsonb_set(load, '{queued}', '1')
 WHERE last_seen_at <= %(now)s - interval '1.9 s' AND connection <> 'dead'
 """
 _OBEDIENT = """
@@ -105,6 +111,45 @@ class Fleet:
                 cursor.execute(statement, {"now": now, "tick": self.tick})
 
 
+@dataclass
+class Recording:
+    """What the flight recorder took in the passes of a phase."""
+
+    python_s: list[float] = field(default_factory=list)
+    rows: int = 0
+    bytes: int = 0
+    whole_bytes: int = 0
+    wholes: int = 0
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Measures the recorder of the task `fleet.reconcile`."""
+        from django.db.models import Sum
+
+        from fleet import tasks
+        from fleet.recorder.models import RecordedRound
+
+        record, last = (
+            tasks._recorder.record,
+            RecordedRound.objects.order_by("-id").values_list("id", flat=True).first(),
+        )
+
+        def timed(rounds: Any) -> None:
+            began = time.thread_time()
+            record(rounds)
+            self.python_s.append(time.thread_time() - began)
+
+        tasks._recorder.record = timed  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            del tasks._recorder.record
+        rows = RecordedRound.objects.filter(id__gt=last or 0)
+        whole = rows.filter(base=None)
+        self.rows, self.wholes = rows.count(), whole.count()
+        self.bytes, self.whole_bytes = (found.aggregate(sum=Sum("size"))["sum"] or 0 for found in (rows, whole))
+
+
 @contextmanager
 def _measured(figures: Figures, postgres_pid: int) -> Iterator[None]:
     from django.db import connection
@@ -124,24 +169,25 @@ def _measured(figures: Figures, postgres_pid: int) -> Iterator[None]:
     figures.queries.append(queries[0])
 
 
-def measure(fleet: Fleet, passes: int, *each_second: str) -> dict[str, Figures]:
+def measure(fleet: Fleet, passes: int, *each_second: str) -> tuple[dict[str, Figures], Recording]:
     """So many passes of every loop; the first few of a process are not counted."""
     from django.db import connection
 
     from controlplane.celery import app
 
     app.loader.import_default_modules()
-    figures = {name: Figures() for name in MOVING}
+    figures, recording = {name: Figures() for name in MOVING}, Recording()
     connection.ensure_connection()
     postgres_pid = connection.connection.info.backend_pid
-    for _ in range(passes):
-        began = time.monotonic()
-        fleet.move(*each_second)
-        for name in MOVING:
-            with _measured(figures[name], postgres_pid):
-                app.tasks[name].run()
-        time.sleep(max(0.0, TICK_S - (time.monotonic() - began)))
-    return figures
+    with recording.watched():
+        for _ in range(passes):
+            began = time.monotonic()
+            fleet.move(*each_second)
+            for name in MOVING:
+                with _measured(figures[name], postgres_pid):
+                    app.tasks[name].run()
+            time.sleep(max(0.0, TICK_S - (time.monotonic() - began)))
+    return figures, recording
 
 
 def _roll_out() -> None:
@@ -157,7 +203,9 @@ def _roll_out() -> None:
         rollout_start(proposal=proposal, actor="bench", now=clock.now())
 
 
-def _report(nodes: int, phase: str, figures: dict[str, Figures]) -> None:
+def _report(nodes: int, phase: str, measured: tuple[dict[str, Figures], Recording]) -> str:
+    """Prints the figures of the loops, and returns the line of the recorder's table."""
+    figures, recording = measured
     for name, one in figures.items():
         wall, passes = sorted(one.wall_s), len(one.wall_s)
         p99 = wall[min(passes - 1, round(0.99 * passes))]
@@ -168,6 +216,15 @@ def _report(nodes: int, phase: str, figures: dict[str, Figures]) -> None:
             f"| {statistics.median(one.queries):.0f} | {max(one.queries)} |",
             flush=True,
         )
+    took_s, reconcile = sorted(recording.python_s), figures["fleet.reconcile"]
+    share = sum(took_s) / (sum(reconcile.python_s) + reconcile.postgres_s)
+    differences = recording.rows - recording.wholes
+    each = (recording.bytes - recording.whole_bytes) / differences if differences else 0
+    whole = recording.whole_bytes / recording.wholes if recording.wholes else 0
+    return (
+        f"| {nodes:,} | {phase} | {recording.rows} | {statistics.median(took_s) * 1000:.1f} | {took_s[0] * 1000:.1f} "
+        f"| {took_s[-1] * 1000:.1f} | {share:.1%} | {whole:,.0f} | {each:,.0f} |"
+    )
 
 
 def run_controller(nodes: int, seconds: float, log: Path) -> None:
@@ -219,12 +276,15 @@ def run(nodes: int, passes: int, *, steps: bool, controller_s: float, log: Path)
         run_controller(nodes, controller_s, log)
         return
     measure(fleet, SETTLE_PASSES)
-    _report(nodes, "idle", measure(fleet, passes))
-    _report(nodes, "1 % change", measure(fleet, passes, _FLAP))
+    recorder = [
+        _report(nodes, "idle", measure(fleet, passes)),
+        _report(nodes, "1 % change", measure(fleet, passes, _FLAP)),
+    ]
     _roll_out()
-    _report(nodes, "rollout", measure(fleet, passes))
+    recorder.append(_report(nodes, "rollout", measure(fleet, passes)))
     fleet.move(_BREAK, _SILENCE)
-    _report(nodes, "fault", measure(fleet, passes))
+    recorder.append(_report(nodes, "fault", measure(fleet, passes)))
+    print(RECORDER_TABLE, *recorder, sep="\n", flush=True)
 
 
 def main(parser: argparse.ArgumentParser) -> None:

@@ -193,7 +193,7 @@ def _shares_now(name: str) -> list[str]:
 def _with_alternatives(decisions: list[StoredReason], notes: list[str]) -> list[StoredReason]:
     """Of the newest placement or drain, because each means reading its recording."""
     for number, one in enumerate(decisions):
-        if one.decision in {"StartCell", "DrainCell"} and one.round is not None:
+        if one.has_choices:
             try:
                 decisions[number] = replace(one, alternatives=alternatives_of(one))
             except CannotDecode as wrong:

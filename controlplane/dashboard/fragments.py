@@ -3,7 +3,7 @@ fragment is fetched from its page's URL, named by the `HX-Target` header, so fil
 page. Fragments never write."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl, urlsplit
@@ -147,10 +147,19 @@ class Fragment:
 
 
 @dataclass(frozen=True, slots=True)
+class Past:
+    """A page as it was at the time of `?at=`: `fragments` replace its own, below `banner`."""
+
+    banner: Fragment
+    fragments: tuple[Fragment, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """One page. `section` is its navigation entry; `narrow`, if any, loads the choices of its filter. `actions`, if
     any, loads the `ActionMenu` in the head of its first fragment. `charts`: it has charts, so it loads Plotly.
     `ranges`: time ranges that it offers, if any. `role`: the role that may open it.
+    `past`: how it shows itself as it was; without it, `?at=` shows the present with a note.
 
     The filter applies to the first fragment. On a page about one object, the first fragment shows the title."""
 
@@ -162,6 +171,7 @@ class Page:
     charts: bool = False
     ranges: Ranges | None = None
     role: Role = Role.VIEWER
+    past: Past | None = None
 
 
 View = Callable[..., HttpResponse]
@@ -179,13 +189,27 @@ def page_view(page: Page, shell: Fragment) -> View:
         caller = Caller(request.user, access_of(request), request.session.session_key or "")
         page_request = PageRequest(key, request.GET, clock.now(), caller, page.ranges or OF_LOAD)
         wanted = request.headers.get("HX-Target", "")
-        one = next((fragment for fragment in (shell, *page.fragments) if fragment.name == wanted), None)
-        response = _fragment(request, page, one, page_request) if one else _page(request, page, shell, page_request)
+        shown = _as_it_was(page, page_request)
+        one = next(
+            (fragment for fragment in (shell, *_banner(shown), *shown.fragments) if fragment.name == wanted), None
+        )
+        response = _fragment(request, shown, one, page_request) if one else _page(request, shown, shell, page_request)
         patch_vary_headers(response, ["HX-Target"])
         return response
 
     view.page = page  # type: ignore[attr-defined]  # the search finds pages by their titles
     return view
+
+
+def _as_it_was(page: Page, request: PageRequest) -> Page:
+    """The page with the fragments of its past, if the URL has a time and it has a past; else without a past."""
+    if page.past is not None and request.text("at"):
+        return replace(page, fragments=page.past.fragments, actions=None, charts=False, ranges=None)
+    return replace(page, past=None)
+
+
+def _banner(page: Page) -> tuple[Fragment, ...]:
+    return (page.past.banner,) if page.past else ()
 
 
 def _page(request: HttpRequest, page: Page, shell: Fragment, page_request: PageRequest) -> HttpResponse:
@@ -200,6 +224,7 @@ def shell_context(request: HttpRequest, page: Page, shell: Fragment, page_reques
         "now": page_request.now,
         "filter": page.narrow(page_request) if page.narrow else None,
         "range": _range_control(page.ranges, page_request) if page.ranges else None,
+        "banner": [_fragment_context(request, page, fragment, page_request) for fragment in _banner(page)],
         "parts": [_fragment_context(request, page, fragment, page_request) for fragment in page.fragments],
         "shell": _fragment_context(request, page, shell, page_request),
     }

@@ -20,6 +20,8 @@ from fleet.faults.pages import BAD_CELL_STATES, FleetHealth, cells_in_incidents
 from fleet.load.planner import FINE_S
 from fleet.load.selectors import FLEET, LoadSeries, Point, load_series
 from fleet.reconcile.planning.states import CellState, IncidentState
+from fleet.recorder.pages.past import PAST_OVERVIEW
+from fleet.recorder.pages.why import time_line_fragment
 from kernel.time_ranges import last
 
 ROWS_SHOWN = 20
@@ -149,6 +151,7 @@ MOVES = ("cells", "nodes", "rollouts", "traffic", "machines", "agents", "imports
 OVERVIEW = Page(
     section="overview",
     title="Overview",
+    past=PAST_OVERVIEW,
     fragments=(
         Fragment(
             "status", "", ("incidents", "cells", "rollouts", "traffic"), "dashboard/overview/status.html", _status
@@ -158,6 +161,7 @@ OVERVIEW = Page(
         Fragment("waiting", "Needs a person", WAITS, "dashboard/overview/operations.html", _waiting),
         Fragment("moving", "In progress", MOVES, "dashboard/overview/operations.html", _progress),
         Fragment("users", "Deployments", ("load", "cells", "deployments"), "fleet/deployments/table.html", _users),
+        time_line_fragment(None),
         Fragment("events", "Last events", ("events",), "dashboard/events/list.html", _events),
     ),
 )

@@ -19,6 +19,7 @@ from fleet.deployments.pages.views import DAY_PLAN, DEPLOYMENT, DEPLOYMENTS, dep
 from fleet.faults.pages import INCIDENT, INCIDENTS, RUNBOOK, incident_action, incident_report
 from fleet.machines.pages import MACHINE, MACHINES, invitation_withdraw_action, machine_action, machine_add_action
 from fleet.nodes.pages import NODE, NODES, node_action
+from fleet.recorder.pages.why import WHY
 from fleet.regions.pages import REGION, REGIONS, image_back_action, image_move_action, pool_action, pool_add_action
 from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
 from fleet.rollouts.pages import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
@@ -159,6 +160,7 @@ urlpatterns = [
     path("incidents/<str:key>/report.md", incident_report, name="incident-report"),
     path("incidents/<int:incident_id>/ask/<str:action>/", incident_action, name="incident-action"),
     path("runbooks/<str:key>/", _view(RUNBOOK), name="runbook"),
+    path("why/<str:key>/", _view(WHY), name="why"),
     path("search/", _view(SEARCH), name="search"),
     path("events/", _view(EVENTS), name="events"),
     path("audit/", _view(AUDIT), name="audit"),

@@ -1,5 +1,4 @@
 import django.contrib.postgres.fields
-import django.contrib.postgres.indexes
 import django.core.validators
 import django.db.models.deletion
 import fleet.webhooks.models
@@ -1181,7 +1180,6 @@ class Migration(migrations.Migration):
                 ('planner', models.CharField(max_length=64)),
                 ('decided', models.PositiveIntegerField()),
                 ('reasons', models.JSONField(default=list)),
-                ('subjects', django.contrib.postgres.fields.ArrayField(base_field=models.CharField(max_length=240), default=list, size=None)),
                 ('inputs', models.BinaryField(null=True)),
                 ('size', models.PositiveIntegerField(default=0)),
                 ('schema', models.CharField(max_length=16)),
@@ -1190,7 +1188,17 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ['-id'],
-                'indexes': [django.contrib.postgres.indexes.GinIndex(fields=['subjects'], name='round_subjects')],
+            },
+        ),
+        migrations.CreateModel(
+            name='RoundSubject',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('subject', models.CharField(max_length=240)),
+                ('round', models.ForeignKey(on_delete=django.db.models.deletion.DO_NOTHING, related_name='subjects', to='fleet.recordedround')),
+            ],
+            options={
+                'indexes': [models.Index(fields=['subject', '-round'], name='round_subject')],
             },
         ),
         *_BY_HAND,

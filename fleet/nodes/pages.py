@@ -46,6 +46,9 @@ from fleet.nodes.services.nodes import (
     node_uncordon,
 )
 from fleet.reconcile.planning.states import CellState, NodeState
+from fleet.recorder.pages.past import PAST_NODES
+from fleet.recorder.pages.why import time_line_fragment, why_fragment
+from fleet.recorder.planning.explanations import Subject
 from kernel.time_ranges import OF_LOAD
 
 NODES_SHOWN = 100
@@ -178,6 +181,7 @@ NODES = Page(
     title="Nodes",
     fragments=(Fragment("nodes-table", "", ("nodes", "cells"), "fleet/nodes/table.html", _node_rows),),
     narrow=_node_filter,
+    past=PAST_NODES,
 )
 
 
@@ -205,6 +209,8 @@ NODE = Page(
     actions=_node_actions,
     fragments=(
         Fragment("node", "", ("nodes:{key}", "cells"), "fleet/nodes/node.html", _node),
+        time_line_fragment(Subject.NODE),
+        why_fragment(Subject.NODE),
         Fragment("node-use", "Machine and accelerators", ("history",), "fleet/load/charts.html", _use),
         Fragment("node-load", "Load of its cell", ("history",), "fleet/load/charts.html", _cell_load),
         Fragment("node-report", "Last report", ("nodes:{key}", "load"), "fleet/nodes/report.html", _node),

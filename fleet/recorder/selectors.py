@@ -4,30 +4,35 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import lru_cache
 from itertools import islice
 from typing import Any
+
+from django.db.models import Max, Min
 
 from fleet.clouds.models import CapacityPool
 from fleet.faults.models import Incident
 from fleet.reconcile.planning.settings import FleetSettings
+from fleet.reconcile.planning.snapshot import FleetView
 from fleet.reconcile.selectors.snapshot import fleet_view
-from fleet.recorder.models import RecordedRound
+from fleet.recorder.models import RecordedRound, RoundSubject
 from fleet.recorder.planning.current import PausedPool, Present
 from fleet.recorder.planning.encoding import CannotDecode, Round, decode_rounds
-from fleet.recorder.planning.explanations import Alternative, Subject, alternatives
+from fleet.recorder.planning.explanations import WITH_CHOICES, Alternative, Subject, alternatives, decision_words
+from fleet.recorder.planning.moments import Moment, fleet_at
 
 BEFORE_INCIDENT = timedelta(seconds=60)
 AFTER_OPENING = timedelta(minutes=10)
 """An incident that stays open explains no more rounds than these."""
-ROUNDS_READ = 400
-"""Of the time of an incident; in a busy fleet only a few of them are about it."""
+VIEWS_KEPT = 6
+"""Decoded snapshots per process: two for each time that someone looks at. One of 5,000 nodes takes about 20 MB."""
 ABOUT = ("id", "base_id", "at", "planner", "decided", "reasons", "schema", "release")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredReason:
-    """A decision and why, as it was stored. `inputs`, `limits`: by name. `replayable`: its round still has its
-    inputs. `alternatives`: None if they were not requested, or are unknown."""
+    """A decision and why, as it was stored. `inputs`, `limits`: by name. `alternatives`: None if they were not
+    requested, or are unknown."""
 
     round: int | None
     at: datetime
@@ -40,10 +45,41 @@ class StoredReason:
     limits: Mapping[str, Any] = field(default_factory=dict)
     alternatives: tuple[Alternative, ...] | None = None
 
+    @property
+    def words(self) -> str:
+        return decision_words(self.decision)
+
+    @property
+    def has_choices(self) -> bool:
+        """Whether it chose among nodes or cells, in a recorded round."""
+        return self.round is not None and self.decision in WITH_CHOICES
+
+    @property
+    def inputs_text(self) -> str:
+        return _values_text(self.inputs)
+
+    @property
+    def limits_text(self) -> str:
+        return _values_text(self.limits)
+
+
+def _values_text(values: Mapping[str, Any]) -> str:
+    """`silence 12 s, connected False`; a name that ends in `_s` is in seconds."""
+    return ", ".join(_value_text(name, value) for name, value in values.items())
+
+
+def _value_text(name: str, value: Any) -> str:
+    plain = name.removesuffix("_s").replace("_", " ")
+    if isinstance(value, bool):
+        return f"{plain} {'yes' if value else 'no'}"
+    shown = f"{value:g}" if isinstance(value, float) else value
+    return f"{plain} {shown} s" if name.endswith("_s") and isinstance(value, int | float) else f"{plain} {shown}"
+
 
 def reasons_about(subject: str, limit: int) -> list[StoredReason]:
-    """The newest decisions about `cell:c-1`, newest first. One query."""
-    rows = RecordedRound.objects.filter(subjects__contains=[subject]).order_by("-id").only(*ABOUT)[:limit]
+    """The newest decisions about `cell:c-1`, newest first. Two queries."""
+    newest = RoundSubject.objects.filter(subject=subject).order_by("-round").values_list("round", flat=True)[:limit]
+    rows = RecordedRound.objects.filter(pk__in=list(newest)).order_by("-id").only(*ABOUT)
     found = (reason for row in rows for reason in reversed(_reasons_of(row)) if subject in reason.subjects)
     return list(islice(found, limit))
 
@@ -81,9 +117,9 @@ def _first_name(reason: StoredReason) -> str:
     return reason.subjects[0].partition(":")[2] if reason.subjects else ""
 
 
-def rounds_decoded(rows: Iterable[RecordedRound]) -> Iterator[tuple[RecordedRound, Round]]:
+def rounds_decoded(rows: Iterable[RecordedRound], *, reports: bool = True) -> Iterator[tuple[RecordedRound, Round]]:
     """These rows with their rounds, oldest first. Reads each chain once. Raises CannotDecode if a chain's inputs were
-    deleted, or are of another release's types."""
+    deleted, or are of another release's types. `reports`: as in `decode_rounds`."""
     chains: dict[int, dict[int, RecordedRound]] = defaultdict(dict)
     for row in rows:
         chains[row.base_id or row.pk][row.pk] = row
@@ -95,7 +131,7 @@ def rounds_decoded(rows: Iterable[RecordedRound]) -> Iterator[tuple[RecordedRoun
         pks = [pk for pk, *_ in stored]
         _, _, schema, release = stored[0]
         try:
-            decoded = decode_rounds(chain, schema, wanted=[pk in wanted for pk in pks])
+            decoded = decode_rounds(chain, schema, wanted=[pk in wanted for pk in pks], reports=reports)
             yield from zip((wanted[pk] for pk in pks if pk in wanted), decoded, strict=True)
         except CannotDecode as wrong:
             raise CannotDecode(
@@ -114,9 +150,15 @@ def rounds_of_incident(incident: Incident, limit: int) -> list[RecordedRound]:
     """Recorded rounds with decisions about an incident's objects, from shortly before it opened until it closed, oldest
     first."""
     until = min(incident.closed_at or datetime.max.replace(tzinfo=incident.opened_at.tzinfo), _last_of(incident))
-    rows = RecordedRound.objects.filter(at__gte=incident.opened_at - BEFORE_INCIDENT, at__lte=until)
-    about = subjects_of(incident)
-    return list(rows.filter(subjects__overlap=about).order_by("id").only(*ABOUT)[: min(limit, ROUNDS_READ)])
+    within = RecordedRound.objects.filter(at__gte=incident.opened_at - BEFORE_INCIDENT, at__lte=until)
+    ends = within.aggregate(first=Min("id"), last=Max("id"))
+    if ends["first"] is None:
+        return []
+    about = RoundSubject.objects.filter(
+        subject__in=subjects_of(incident), round__gte=ends["first"], round__lte=ends["last"]
+    )
+    rounds = about.order_by("round").values_list("round", flat=True).distinct()[:limit]
+    return list(RecordedRound.objects.filter(pk__in=list(rounds)).order_by("id").only(*ABOUT))
 
 
 def _last_of(incident: Incident) -> datetime:
@@ -147,3 +189,39 @@ def present(now: datetime) -> Present:
         if pool.paused_until is not None
     ]
     return Present(fleet_view(now=now, settings=settings), settings, now, pauses)
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """The recording around a time. `moment` None: it cannot be shown, for the reason in `trouble`. `before` and
+    `after`: times of the recorded rounds around it, if any; `after` None: nothing was recorded since, so the present
+    counts."""
+
+    at: datetime
+    moment: Moment | None
+    before: datetime | None = None
+    after: datetime | None = None
+    trouble: str = ""
+
+
+def recording_at(at: datetime, now: datetime) -> Recording:
+    """The fleet as it was at `at`."""
+    rounds = RecordedRound.objects.only("id", "base_id", "at")
+    before = rounds.filter(at__lte=at).order_by("-at", "-id").first()
+    after = rounds.filter(at__gt=at).order_by("at", "id").first()
+    after_at = after.at if after else None
+    if before is None:
+        return Recording(at, None, None, after_at, "Nothing was recorded before this time.")
+    try:
+        earlier = _views(before.pk, before.base_id or before.pk)
+        later = _views(after.pk, after.base_id or after.pk) if after else fleet_view(now=now)
+    except CannotDecode as wrong:
+        return Recording(at, None, before.at, after_at, f"It cannot be shown: {wrong}.")
+    return Recording(at, fleet_at(earlier, later, at), before.at, after_at)
+
+
+@lru_cache(VIEWS_KEPT)
+def _views(pk: int, base: int) -> FleetView:
+    """The snapshot of a recorded round, without changes of reports. Recordings never change."""
+    (found,) = rounds_decoded([RecordedRound(pk=pk, base_id=base if base != pk else None)], reports=False)
+    return found[1].view

@@ -14,7 +14,7 @@ from django.db.models import Max, Sum
 from engine_agent.protocol.machine_messages import version_text
 from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.snapshot import FleetView
-from fleet.recorder.models import RecordedRound
+from fleet.recorder.models import RecordedRound, RoundSubject
 from fleet.recorder.planning.encoding import SCHEMA, Round, encode_round
 from fleet.recorder.planning.explanations import Facts, Reason, is_told, reason_of
 from fleet.releases.services.archive import NoRelease, checkout_release
@@ -70,12 +70,13 @@ class Recorder:
                 planner=one.decided[-1].planner,
                 decided=sum(sum(part.applied) for part in one.decided),
                 reasons=[msgspec.to_builtins(reason) for reason in reasons],
-                subjects=sorted({subject for reason in reasons for subject in reason.subjects}),
                 inputs=inputs,
                 size=len(inputs),
                 schema=SCHEMA,
                 release=_release(),
             )
+            about = sorted({subject for reason in reasons for subject in reason.subjects})
+            RoundSubject.objects.bulk_create(RoundSubject(round=row, subject=subject) for subject in about)
         if base is None:
             self._base, self._length = row, 0
         self._length += 1
@@ -113,8 +114,12 @@ def _reasons(one: Round) -> list[Reason]:
 def rounds_trim(*, now: datetime) -> int:
     """Deletes old rounds, and inputs that are too old or too many, a whole chain at a time. Returns the number of
     chains that lost their inputs."""
-    RecordedRound.objects.filter(at__lt=now - ROUNDS_KEPT, base__isnull=False).delete()
-    RecordedRound.objects.filter(at__lt=now - ROUNDS_KEPT, followers__isnull=True).delete()
+    old = RecordedRound.objects.filter(at__lt=now - ROUNDS_KEPT)
+    if (last := old.aggregate(last=Max("id"))["last"]) is not None:
+        with transaction.atomic():
+            RoundSubject.objects.filter(round__lte=last).delete()
+            RecordedRound.objects.filter(pk__lte=last, base__isnull=False).delete()
+            RecordedRound.objects.filter(pk__lte=last, followers__isnull=True).delete()
     chains = (
         RecordedRound.objects.filter(base=None, inputs__isnull=False)
         .annotate(more=Sum("followers__size"), last=Max("followers__at"))

@@ -39,6 +39,8 @@ from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.planner import GatePolicy, parse_policy
 from fleet.load.planner import FINE_S, KEPT_S
 from fleet.reconcile.planning.states import CellState, RolloutState, choices
+from fleet.recorder.pages.why import why_fragment
+from fleet.recorder.planning.explanations import Subject
 from fleet.rollouts.models import Rollout, RolloutPoints
 from fleet.rollouts.planning.gates import NEW, OLD, appended, length_of, merged
 from fleet.rollouts.planning.waves import preview_seconds, preview_stages, stages_of
@@ -376,6 +378,7 @@ ROLLOUT = Page(
             "dashboard/charts/several.html",
             _rollout_charts,
         ),
+        why_fragment(Subject.ROLLOUT),
         Fragment("rollout-cells", "Cells", ("cells", "load"), "fleet/cells/table.html", _rollout_cells),
         Fragment("rollout-events", "Events", ("events",), "dashboard/events/list.html", _events_of_rollout),
     ),

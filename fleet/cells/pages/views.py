@@ -27,6 +27,9 @@ from fleet.load.pages import Charts, load_charts, member_charts
 from fleet.load.selectors import cell_subject
 from fleet.machines.pages import CellMachines, cell_machines
 from fleet.reconcile.planning.states import CellState
+from fleet.recorder.pages.past import PAST_CELLS
+from fleet.recorder.pages.why import time_line_fragment, why_fragment
+from fleet.recorder.planning.explanations import Subject
 from kernel.time_ranges import OF_LOAD
 
 EVENTS_OF_ONE_CELL = 30
@@ -87,6 +90,7 @@ CELLS = Page(
     title="Cells",
     fragments=(Fragment("cells-table", "", ("cells", "load"), "fleet/cells/table.html", _cell_rows),),
     narrow=_cell_filter,
+    past=PAST_CELLS,
 )
 
 CELL = Page(
@@ -94,6 +98,8 @@ CELL = Page(
     title="",
     fragments=(
         Fragment("cell", "", ("cells:{key}", "nodes", "load"), "fleet/cells/cell.html", _cell),
+        time_line_fragment(Subject.CELL),
+        why_fragment(Subject.CELL),
         Fragment("cell-load", "Load", ("history",), "fleet/load/charts.html", _cell_load_charts),
         Fragment("cell-use", "Accelerators and machines", ("history",), "fleet/load/charts.html", _member_charts),
         Fragment("cell-probes", "Probes", ("cells:{key}", "load"), "fleet/cells/probes.html", _cell),

@@ -52,6 +52,9 @@ from fleet.deployments.pages.data import (
 from fleet.deployments.services.deployments import deployment_scale_or_request
 from fleet.load.pages import Charts, Slo, load_charts, slo_of, use_charts
 from fleet.load.selectors import deployment_subject
+from fleet.recorder.pages.past import PAST_DEPLOYMENTS
+from fleet.recorder.pages.why import time_line_fragment, why_fragment
+from fleet.recorder.planning.explanations import Subject
 from fleet.regions.models import Region
 from kernel.refusals import InvalidInput, Refusal
 from kernel.time_ranges import OF_LOAD
@@ -153,6 +156,7 @@ DEPLOYMENTS = Page(
         Fragment("quotas", "Quotas of teams", ("quotas", "cells"), "fleet/quotas/quotas.html", _quotas),
     ),
     narrow=_deployment_filter,
+    past=PAST_DEPLOYMENTS,
 )
 
 DEPLOYMENT = Page(
@@ -201,6 +205,8 @@ DEPLOYMENT = Page(
             "deployment-use", "Accelerators and machines", ("history",), "fleet/load/charts.html", _deployment_use
         ),
         Fragment("deployment-cells", "Cells", ("cells", "load"), "fleet/cells/table.html", _deployment_cells),
+        time_line_fragment(Subject.DEPLOYMENT),
+        why_fragment(Subject.DEPLOYMENT),
         Fragment("deployment-events", "Events", ("events",), "dashboard/events/list.html", _events_of_deployment),
     ),
     actions=_deployment_actions,

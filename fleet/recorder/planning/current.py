@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from fleet.placement.planning.packing import is_idle
-from fleet.reconcile.planning.decisions import Decision
 from fleet.reconcile.planning.planner import PLANNERS
 from fleet.reconcile.planning.settings import FleetSettings, Ledger
 from fleet.reconcile.planning.snapshot import WITHOUT_MACHINES, CellView, DeploymentView, FleetView, NodeView
 from fleet.reconcile.planning.states import CellState, DisruptionCause, NodeState
-from fleet.recorder.planning.explanations import Facts, Subject, is_told, reason_of
+from fleet.recorder.planning.explanations import Facts, Subject, decision_words, is_told, reason_of
 from fleet.rollouts.planning.versions import VersionPlan, cells_to_move
 from kernel.ages import age_text
 
@@ -63,7 +62,7 @@ class Present:
             for decision in filter(is_told, decided):
                 reason = reason_of(decision, planner.__name__, self._facts)
                 if kind.named(name) in reason.subjects:
-                    yield f"The next pass decides: {_words(decision)}: {reason.reason}."
+                    yield f"The next pass decides: {decision_words(type(decision).__name__)}: {reason.reason}."
             if decided:
                 return
 
@@ -227,12 +226,6 @@ class Present:
 
     def _age(self, since: datetime) -> str:
         return age_text((self._now - since).total_seconds())
-
-
-def _words(decision: Decision) -> str:
-    """`StartCell` as `start cell`."""
-    name = type(decision).__name__
-    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
 
 
 def _cells(count: int) -> str:

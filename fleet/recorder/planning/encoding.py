@@ -5,7 +5,7 @@ mostly share, and applied to plain data, which become objects once, at the end."
 
 import hashlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
@@ -69,9 +69,13 @@ def _named(decisions: Sequence[Decision]) -> list[tuple[str, Decision]]:
     return [(type(decision).__name__, decision) for decision in decisions]
 
 
-def decode_rounds(chain: Sequence[bytes], schema: str, *, wanted: Sequence[bool] | None = None) -> Iterator[Round]:
-    """The rounds of a chain that begins with a whole snapshot; only those `wanted` are built. Raises CannotDecode if
-    the types differ from this release's or the bytes are damaged."""
+def decode_rounds(
+    chain: Sequence[bytes], schema: str, *, wanted: Sequence[bool] | None = None, reports: bool = True
+) -> Iterator[Round]:
+    """The rounds of a chain that begins with a whole snapshot; only those `wanted` are built. Without `reports`, those
+    of nodes stay as in the first snapshot: they are most of what changes. Raises CannotDecode if the types differ from
+    this release's or the bytes are damaged."""
+    left_out: Set[str] = frozenset() if reports else frozenset({"report"})
     if schema != SCHEMA:
         raise CannotDecode("the types of its snapshots differ from those of this release")
     settings, view = FleetSettings(), None
@@ -81,7 +85,7 @@ def decode_rounds(chain: Sequence[bytes], schema: str, *, wanted: Sequence[bool]
             if "view" in plain:
                 view, settings = plain["view"], msgspec.convert(plain["settings"], FleetSettings)
             else:
-                view = _edited(view, plain["edit"], plain["now"])
+                view = _edited(view, plain["edit"], plain["now"], left_out)
             if wanted is None or wanted[number]:
                 decided = tuple(map(_decided, plain["decided"]))
                 yield Round(msgspec.convert(view, FleetView), settings, plain["now"], decided)
@@ -114,8 +118,8 @@ def canonical(decision: Decision) -> bytes:
 
 
 def _described(kind: Any, known: dict[str, str]) -> str:
-    """A type in words. `known`: dataclasses and enumerations already described, by name."""
-    if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, Enum)):
+    """A type in words. `known`: dataclasses, structs and enumerations already described, by name."""
+    if isinstance(kind, type) and (is_dataclass(kind) or issubclass(kind, Enum | msgspec.Struct)):
         name = f"{kind.__module__}.{kind.__qualname__}"
         if name not in known:
             known[name] = ""
@@ -123,7 +127,7 @@ def _described(kind: Any, known: dict[str, str]) -> str:
                 known[name] = repr([member.value for member in kind])
             else:
                 hints = get_type_hints(kind)
-                known[name] = repr([(one.name, _described(hints[one.name], known)) for one in fields(kind)])
+                known[name] = repr([(field, _described(hint, known)) for field, hint in hints.items()])
         return name
     inner = [_described(part, known) for part in get_args(kind)]
     return f"{get_origin(kind) or kind}{inner if inner else ''}"
@@ -148,12 +152,20 @@ SCHEMA = _schema()
 #                                   and changed values by path and form: mostly times of last reports
 
 _VALUE, _SLID, _TIMES = "=", "+", "t"
+_Changes = dict[tuple[tuple[str, ...], str], tuple[list[int], list[Any]]]
+"""Positions and new values by path and form."""
 
 
 @lru_cache(256)
-def _getter(kind: Any) -> tuple[tuple[str, ...], Any]:
-    names = tuple(one.name for one in fields(kind))
-    return names, attrgetter(*names)
+def _parts(kind: Any) -> Any:
+    """Names and a getter of a dataclass's plain fields, and the names of those that hold dataclasses; None for other
+    types."""
+    if not is_dataclass(kind):
+        return None
+    hints = get_type_hints(kind)
+    nested = [one.name for one in fields(kind) if any(map(is_dataclass, (hints[one.name], *get_args(hints[one.name]))))]
+    plain = [one.name for one in fields(kind) if one.name not in nested]
+    return tuple(plain), attrgetter(*plain, plain[0]), tuple(nested)
 
 
 def _edit_of(old: Any, new: Any, now: datetime) -> list[Any] | None:
@@ -190,7 +202,7 @@ def _edit_of_mapping(old: Mapping[Any, Any], new: Mapping[Any, Any], now: dateti
         added = [(position, {key: new[key]}) for position, key in enumerate(new) if key not in old]
         if [key for key in old if key in new] != [key for key in new if key in old]:
             return [_VALUE, new]  # in another order
-    changes: dict[tuple[tuple[str, ...], str], tuple[list[int], list[Any]]] = {}
+    changes: _Changes = {}
     for position, (key, value) in enumerate(old.items()):
         if (other := new.get(key, value)) is not value:
             _note_changes(value, other, (), position, changes)
@@ -198,24 +210,34 @@ def _edit_of_mapping(old: Mapping[Any, Any], new: Mapping[Any, Any], now: dateti
     return ["#", gone, added, columns] if gone or added or columns else None
 
 
-def _note_changes(
-    old: Any,
-    new: Any,
-    path: tuple[str, ...],
-    position: int,
-    changes: dict[tuple[tuple[str, ...], str], tuple[list[int], list[Any]]],
-) -> None:
-    kind: Any = type(old)
-    if kind is type(new) and hasattr(kind, "__dataclass_fields__"):
-        names, get = _getter(kind)  # type: ignore[arg-type] # a class is hashable
-        for name, one, other in zip(names, get(old), get(new), strict=True):
+def _note_changes(old: Any, new: Any, path: tuple[str, ...], position: int, changes: _Changes) -> None:
+    """This is most of the recorder's time: once for each node that reported since the last round. Comparing tuples
+    finds quickly that a node's own fields are equal."""
+    kind = type(old)
+    parts = _parts(kind) if kind is type(new) else None  # type: ignore[arg-type] # a class is hashable
+    if parts is None:
+        if old != new:
+            _note_value(old, new, path, position, changes)
+        return
+    names, get, nested = parts
+    olds, news = get(old), get(new)
+    if olds != news:
+        for name, one, other in zip(names, olds, news, strict=False):
             if one is not other and one != other:
-                _note_changes(one, other, (*path, name), position, changes)
-    elif old != new:
-        form, value = _leaf(old, new)
-        positions, values = changes.setdefault((path, form), ([], []))
-        positions.append(position)
-        values.append(value)
+                _note_value(one, other, (*path, name), position, changes)
+    for name in nested:
+        one, other = getattr(old, name), getattr(new, name)
+        if one is not other:
+            _note_changes(one, other, (*path, name), position, changes)
+
+
+def _note_value(old: Any, new: Any, path: tuple[str, ...], position: int, changes: _Changes) -> None:
+    form, value = _leaf(old, new) if type(old) is tuple else (_VALUE, new)
+    column = changes.get((path, form))
+    if column is None:
+        column = changes[path, form] = ([], [])
+    column[0].append(position)
+    column[1].append(value)
 
 
 def _column(path: tuple[str, ...], form: str, positions: list[int], values: list[Any], now: datetime) -> list[Any]:
@@ -226,18 +248,19 @@ def _column(path: tuple[str, ...], form: str, positions: list[int], values: list
     return [path, form, distances, values]
 
 
-def _edited(plain: Any, edit: list[Any] | None, now: datetime) -> Any:
-    """The plain data after an edit, which may change them in place."""
+def _edited(plain: Any, edit: list[Any] | None, now: datetime, left_out: Set[str]) -> Any:
+    """The plain data after an edit, which may change them in place. `left_out`: fields of values in mappings that keep
+    their old values."""
     if edit is None:
         return plain
     form = edit[0]
     if form == ".":
         for name, inner in edit[1].items():
-            plain[name] = _edited(plain[name], inner, now)
+            plain[name] = _edited(plain[name], inner, now, left_out)
         return plain
     if form == "#":
         _, gone, added, columns = edit
-        return _edited_mapping(plain, gone, added, columns, now)
+        return _edited_mapping(plain, gone, added, [one for one in columns if left_out.isdisjoint(one[0][:1])], now)
     return _new_value(plain, form, edit[1:] if form == _SLID else edit[1], now)
 
 

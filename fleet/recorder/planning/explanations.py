@@ -12,6 +12,8 @@ from itertools import islice
 from math import isfinite
 from typing import Any
 
+import msgspec
+
 from fleet.capacity.planning.pools import Markets, may_use
 from fleet.placement.planning.distance import depth_of, distance
 from fleet.placement.planning.packing import is_idle
@@ -43,6 +45,8 @@ SUBJECTS_MOST = 40
 LONGEST_TEXT = 500
 FIELDS_MOST = 16
 ALTERNATIVES_MOST = 20
+WITH_CHOICES = frozenset({StartCell.__name__, DrainCell.__name__})
+"""Decisions that `alternatives` explains."""
 Value = str | float | int | bool | None
 
 
@@ -73,6 +77,11 @@ class Reason:
     reason: str
     inputs: Mapping[str, Value] = field(default_factory=dict)
     limits: Mapping[str, Value] = field(default_factory=dict)
+
+
+def decision_words(name: str) -> str:
+    """`StartCell` as `start cell`."""
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
 
 
 class Facts:
@@ -273,9 +282,7 @@ def _of_rollout(decision: ChangeRollout, at: Facts) -> _Details:
     if rollout is None:
         return seen, {}
     seen["in_state_s"] = (at.now - rollout.state_since).total_seconds()
-    policy = rollout.policy
-    limits = {one.name: getattr(policy, one.name) for one in fields(policy)}
-    return seen, {name: value for name, value in limits.items() if isinstance(value, Value)}
+    return seen, msgspec.structs.asdict(rollout.policy)
 
 
 def _of_replacement(decision: ReplaceNode | RequestReplacement | CordonNode, at: Facts) -> _Details:

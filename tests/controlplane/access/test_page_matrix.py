@@ -18,7 +18,7 @@ VIEWER = {
     "machines", "regions", "benchmarks",
     "traffic", "what-if", "playground", "playground-code", "keys", "key", "models", "model", "version", "version-diff",
     "incidents", "incident", "incident-report", "runbook", "engine-build", "engine-build-uploads", "machine",
-    "cell-logs", "cell-log-download",
+    "why", "cell-logs", "cell-log-download",
     "costs", "instance-types", "instance-type",
     "day-plan",
     "search", "events", "usage", "settings", "approvals", "settings-webhooks", "settings-rules", "settings-allowances",

@@ -13,6 +13,7 @@ from fleet.clouds.models import CapacityPool, CloudRegion, ImageMove
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.faults.models import Incident
 from fleet.quotas.models import Quota
+from fleet.recorder.models import RecordedRound, RoundSubject
 from fleet.regions.models import Rate, Region
 from fleet.releases.models import AgentRelease
 from fleet.rollouts.models import Rollout
@@ -151,8 +152,25 @@ def one_more_of_everything(number: int) -> Cell:
         cell=cell.pk,
         node=cell.members.all()[0].node_id,
     )
+    _recorded(cell)
     _traffic(number, cell)
     return cell
+
+
+def _recorded(cell: Cell) -> None:
+    """A round that started the cell, and one of its rollout."""
+    node, deployment = cell.members.all()[0].node_id, f"deployment:{cell.deployment_id}"
+    rollout = Rollout.objects.get(deployment=cell.deployment_id).pk
+    for subjects in ([f"cell:{cell.pk}", f"node:{node}", deployment], [f"rollout:{rollout}", deployment]):
+        reason = {
+            "decision": "StartCell", "planner": "plan_reconcile", "rule": "reconcile", "reason": "placed on n-0",
+            "subjects": subjects, "inputs": {"spares": 3, "in_state_s": 2.5}, "limits": {"restart_backoff_s": 2.0},
+        }  # fmt: skip
+        row = RecordedRound.objects.create(
+            at=NOW, planner="plan_reconcile", decided=1, reasons=[reason], schema="s", release="1"
+        )
+        RoundSubject.objects.bulk_create(RoundSubject(round=row, subject=subject) for subject in subjects)
+    event_record(kind="node.ready", message=f"Node {node} is ready", now=NOW, node=node)
 
 
 def validated(version: ModelVersion) -> Validation:

@@ -17,6 +17,7 @@ from fleet.reconcile.planning.planner import PLANNERS, Planner
 from fleet.reconcile.planning.snapshot import FleetView, ProviderStatus
 from fleet.reconcile.planning.states import NodeState
 from fleet.recorder.planning.encoding import SCHEMA, CannotDecode, Decided, Round, decode_rounds, encode_round
+from fleet.recorder.planning.explanations import Facts, reason_of
 from fleet.recorder.planning.replay import InvalidSetting, replay, setting_names, with_changes
 from simulator.scenario import run
 from simulator.scenarios import scenario_named, scenario_names
@@ -62,6 +63,10 @@ def assert_decide_the_same(rounds: list[Round]) -> None:
         assert list(now.view.nodes) == list(then.view.nodes), "planners see nodes in the same order"
         assert list(now.view.cells) == list(then.view.cells)
         assert replay(now).is_same
+        facts = Facts(now.view, now.settings, now.now)
+        for decision in now.decided[0].decisions:
+            reason = reason_of(decision, now.decided[0].planner, facts)
+            assert (reason.decision, bool(reason.rule)) == (type(decision).__name__, True)
 
 
 @pytest.mark.slow

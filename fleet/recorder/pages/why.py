@@ -1,0 +1,218 @@
+"""Why, on pages: the newest decisions about an object and its time line on its own page, and a page with what it waits
+for now and the other choices of a decision. Reads only."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from django.db.models import Q, QuerySet
+from django.http import Http404
+from django.urls import reverse
+
+from controlplane.dashboard.fragments import Fragment, Page, PageRequest
+from controlplane.forecast_budget import FORECASTS
+from fleet.cells.models import Cell
+from fleet.faults.models import Incident
+from fleet.nodes.models import Node
+from fleet.reconcile.planning.states import CELL_TONE, NODE_TONE, CellState, NodeState
+from fleet.recorder.planning.encoding import CannotDecode
+from fleet.recorder.planning.explanations import Subject
+from fleet.recorder.planning.time_line import Change, Lane, Span, lanes_of, states_of
+from fleet.recorder.selectors import StoredReason, alternatives_of, present, reasons_about
+from fleet.rollouts.models import Rollout
+from kernel.models import Event
+from kernel.refusals import Busy
+from kernel.time_ranges import TimeRange
+from kernel.tones import Tone
+from traffic.region_shares.models import TrafficShift
+
+SHOWN, SHOWN_ON_PAGE = 5, 50
+NODES_LOADED = 500
+"""A larger fleet is loaded only when someone asks, because that takes longer than a page may."""
+WITH_PRESENT = (Subject.CELL, Subject.NODE, Subject.DEPLOYMENT, Subject.ROLLOUT)
+
+
+@dataclass(frozen=True, slots=True)
+class WhyPart:
+    """The newest decisions about an object. `subject`: `cell:c-1`; `more`: there are others."""
+
+    subject: str
+    rows: tuple[StoredReason, ...]
+    more: bool = False
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NowPart:
+    """What explains an object's state. `is_asked`: False if the fleet is large and nobody asked yet."""
+
+    kind: Subject
+    name: str
+    sentences: tuple[str, ...] = ()
+    is_asked: bool = True
+    trouble: str = ""
+
+
+def why_fragment(kind: Subject) -> Fragment:
+    """The fragment of an object's own page."""
+
+    def load(request: PageRequest) -> WhyPart:
+        return _part(kind.named(request.key), SHOWN)
+
+    return Fragment(f"{kind}-why", "Why", ("events",), "fleet/recorder/why.html", load)
+
+
+def _part(subject: str, limit: int) -> WhyPart:
+    found = reasons_about(subject, limit + 1)
+    return WhyPart(subject, tuple(found[:limit]), more=len(found) > limit)
+
+
+def _subject(request: PageRequest) -> tuple[Subject, str]:
+    kind, _, name = request.key.partition(":")
+    if kind not in set(WITH_PRESENT) or not name:
+        kinds = ", ".join(WITH_PRESENT)
+        raise Http404(f"There is no {request.key[:80]!r} to explain; use KIND:NAME with one of {kinds}.")
+    return Subject(kind), name
+
+
+def _now(request: PageRequest) -> NowPart:
+    kind, name = _subject(request)
+    if not request.text("now") and Node.objects.count() > NODES_LOADED:
+        return NowPart(kind, name, is_asked=False)
+    try:
+        with FORECASTS.take(request.caller.user.get_username()):
+            return NowPart(kind, name, tuple(present(request.now).of(kind, name)))
+    except Busy as busy:
+        return NowPart(kind, name, trouble=f"The present is not explained: {busy}.")
+
+
+def _decisions(request: PageRequest) -> WhyPart:
+    kind, name = _subject(request)
+    part = _part(kind.named(name), SHOWN_ON_PAGE)
+    chosen = request.text("choices")
+    try:
+        rows = tuple(
+            replace(one, alternatives=alternatives_of(one)) if chosen == str(one.round) and one.has_choices else one
+            for one in part.rows
+        )
+    except CannotDecode as wrong:
+        return replace(part, trouble=f"The other choices are unknown: {wrong}.")
+    return replace(part, rows=rows)
+
+
+WHY = Page(
+    section="",
+    title="",
+    fragments=(
+        Fragment("why-now", "", (), "fleet/recorder/now.html", _now),
+        Fragment("why-decisions", "Decisions", ("events",), "fleet/recorder/why.html", _decisions),
+    ),
+)
+
+
+# --- time lines ------------------------------------------------------------------------------------------------------
+
+SPANS_READ = 200
+"""Of each lane. A cell that restarts every minute has 60 changes in an hour."""
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLine:
+    """`past_url`: the page that shows the fleet as it was at the start of a bar."""
+
+    lanes: tuple[Lane, ...]
+    span: TimeRange
+    past_url: str
+
+
+Lanes = dict[str, Iterable[Span]]
+_PAST_OF: dict[Subject | None, str] = {Subject.CELL: "cells", Subject.NODE: "nodes"}
+"""The page that shows an object as it was; the overview shows the others."""
+
+
+def time_line_fragment(kind: Subject | None) -> Fragment:
+    """The fragment of an object's own page; None: of the whole fleet."""
+    name = "time-line" if kind is None else f"{kind}-time-line"
+
+    def load(request: PageRequest) -> TimeLine:
+        lanes = _LANES[kind](request.key, request.span)
+        past = reverse(_PAST_OF.get(kind, "overview"))
+        return TimeLine(lanes_of(lanes, request.span.start, request.span.end), request.span, past)
+
+    return Fragment(name, "Time line", ("events",), "fleet/recorder/time_line.html", load)
+
+
+def _states(kind: Subject, name: str, span: TimeRange) -> list[Span]:
+    """The states of a cell or a node, from its events."""
+    known: Mapping[CellState, Tone] | Mapping[NodeState, Tone] = CELL_TONE if kind is Subject.CELL else NODE_TONE
+    tones = {state.value: tone for state, tone in known.items()}
+    kinds = [f"{kind}.{state}" for state in tones]
+    events = Event.objects.filter(**{kind.value: name}, kind__in=kinds, at__lte=span.end).order_by("-id")
+    newest = list(events.values_list("at", "kind", "message")[:SPANS_READ])
+    states = ((at, one.partition(".")[2], message) for at, one, message in reversed(newest))
+    return states_of(Change(at, state, tones[state], message) for at, state, message in states)
+
+
+def _incidents(found: "QuerySet[Incident]", span: TimeRange) -> list[Span]:
+    rows = found.filter(Q(closed_at=None) | Q(closed_at__gte=span.start), opened_at__lte=span.end, shadow=False)
+    return [
+        Span(one.kind, one.tone, one.opened_at, one.closed_at, one.summary, "incident", str(one.pk))
+        for one in rows.order_by("-id")[:SPANS_READ]
+    ]
+
+
+def _rollouts(found: "QuerySet[Rollout]", span: TimeRange) -> list[Span]:
+    rows = found.filter(Q(ended_at=None) | Q(ended_at__gte=span.start), created_at__lte=span.end)
+    return [
+        Span(one.state, one.tone, one.created_at, one.ended_at, one.reason, "rollout", str(one.pk))
+        for one in rows.order_by("-id")[:SPANS_READ]
+    ]
+
+
+def _shares(deployment: str, span: TimeRange) -> list[Span]:
+    """From one change of the region shares to the next."""
+    rows = TrafficShift.objects.filter(deployment=deployment, at__lte=span.end).order_by("-id")[:SPANS_READ]
+    newest = list(rows)
+    ends = [None, *(row.at for row in newest)]
+    return [
+        Span(row.kind, Tone.MOVING if number % 2 else Tone.IDLE, row.at, end, row.reason)
+        for number, (row, end) in enumerate(zip(newest, ends, strict=False))
+    ]
+
+
+def _of_cell(name: str, span: TimeRange) -> Lanes:
+    deployment = Cell.objects.filter(pk=name).values("deployment")
+    return {
+        "State": _states(Subject.CELL, name, span),
+        "Incidents": _incidents(Incident.objects.filter(cell=name), span),
+        "Rollouts": _rollouts(Rollout.objects.filter(deployment__in=deployment), span),
+    }
+
+
+def _of_node(name: str, span: TimeRange) -> Lanes:
+    return {
+        "State": _states(Subject.NODE, name, span),
+        "Incidents": _incidents(Incident.objects.filter(node=name), span),
+    }
+
+
+def _of_deployment(name: str, span: TimeRange) -> Lanes:
+    return {
+        "Rollouts": _rollouts(Rollout.objects.filter(deployment=name), span),
+        "Incidents": _incidents(Incident.objects.filter(deployment=name), span),
+        "Shares": _shares(name, span),
+    }
+
+
+def _of_fleet(_: str, span: TimeRange) -> Lanes:
+    return {
+        "Incidents": _incidents(Incident.objects.all(), span),
+        "Rollouts": _rollouts(Rollout.objects.all(), span),
+    }
+
+
+_LANES: dict[Subject | None, Callable[[str, TimeRange], Lanes]] = {
+    Subject.CELL: _of_cell,
+    Subject.NODE: _of_node,
+    Subject.DEPLOYMENT: _of_deployment,
+    None: _of_fleet,
+}

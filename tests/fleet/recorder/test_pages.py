@@ -1,0 +1,111 @@
+"""Why, on the pages of a cell and a node, and on the page that explains one of them."""
+
+from datetime import timedelta
+from urllib.parse import quote
+
+import pytest
+
+from fleet.recorder.models import RecordedRound, RoundSubject
+from fleet.recorder.pages import why as pages
+from tests.controlplane.dashboard.clients import fragment, signed_in
+from tests.fleet.recorder.passes import fleet_with_a_new_cell, recorded_passes, standing_clock, suspect_a_node
+from tests.fleet.rows import NOW
+
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
+
+
+@pytest.fixture
+def cell(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A cell on `n-0` and `n-1`; the spare `n-2` is suspect."""
+    time, one_pass = standing_clock(monkeypatch), recorded_passes()
+    made = fleet_with_a_new_cell(one_pass)
+    suspect_a_node(one_pass, time)
+    return made
+
+
+def shown(url: str, name: str) -> str:
+    return " ".join(fragment(signed_in(), url, name).split())
+
+
+def test_an_object_shows_the_newest_decisions_about_it(cell: str) -> None:
+    text = shown(f"/cells/{cell}/", "cell-why")
+    assert "<strong>start cell</strong>: placed on n-0, n-1" in text
+    assert f'href="/why/cell:{cell}/"' in text
+    assert "limits: lost after 30 s, suspect after 10 s" in shown("/nodes/n-2/", "node-why")
+    assert "create cell" in shown("/deployments/sim-70b/", "deployment-why")
+
+
+def test_the_page_explains_the_present_and_the_other_choices_on_request(cell: str) -> None:
+    assert "It has been starting for 12 s" in shown(f"/why/cell:{cell}/", "why-now")
+    decisions = shown(f"/why/cell:{cell}/", "why-decisions")
+    assert "other choices" in decisions
+    number = RoundSubject.objects.filter(subject=f"cell:{cell}").latest("round").round_id
+    assert "not n-2: it is as near" in shown(f"/why/cell:{cell}/?choices={number}", "why-decisions")
+    RecordedRound.objects.update(inputs=None)
+    assert "were deleted" in shown(f"/why/cell:{cell}/?choices={number}", "why-decisions")
+
+
+def test_a_large_fleet_is_loaded_only_on_request(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "NODES_LOADED", 2)
+    assert 'href="?now=1"' in shown(f"/why/cell:{cell}/", "why-now")
+    assert "It has been starting" in shown(f"/why/cell:{cell}/?now=1", "why-now")
+
+
+def test_what_cannot_be_explained_is_not_found(db: None) -> None:
+    for key in ("cell", "teapot:x", "cell:", "<b>:x"):
+        response = signed_in().get(f"/why/{key}/")
+        assert response.status_code == 404
+        assert b"<b>:x" not in response.content
+
+
+def at_time(seconds: float) -> str:
+    return (NOW + timedelta(seconds=seconds)).isoformat().replace("+", "%2B")
+
+
+def test_pages_show_themselves_as_they_were(cell: str) -> None:
+    before = f"?at={at_time(11)}"
+    nodes = shown(f"/nodes/{before}&q=n-2", "nodes-then")
+    assert "ready" in nodes
+    assert "n-0" not in nodes
+    assert "suspect" in shown(f"/nodes/?at={at_time(12)}&role=spare", "nodes-then")
+    cells = shown(f"/cells/{before}", "cells-then")
+    assert cell in cells
+    assert "starting" in cells
+    assert "No cell matches this filter" in shown(f"/cells/{before}&state=ready", "cells-then")
+    assert "0/1" in shown(f"/deployments/{before}", "places-then")
+    assert "1 starting" in shown(f"/{before}", "places-then")
+    assert "No incident was open" in shown(f"/{before}", "incidents-then")
+
+
+def test_the_banner_names_the_time_and_the_changes_around_it(cell: str) -> None:
+    page = " ".join(signed_in().get(f"/cells/?at={at_time(11)}").text.split())
+    assert "2026-11-21 12:00:11 UTC" in page
+    assert "Not recorded: load" in page
+    assert f'href="?at={quote((NOW + timedelta(seconds=12)).isoformat())}"' in page
+    assert 'name="at" value="' in page, "the filter keeps the time"
+
+
+def test_a_time_that_cannot_be_shown_is_explained(cell: str) -> None:
+    wrong = {
+        "soon": "is not a time",
+        "<b>": "is not a time",
+        "2099-01-01": "is in the future",
+        "2020-01-01": "Nothing was recorded before this time",
+    }
+    for at, why in wrong.items():
+        page = signed_in().get("/cells/", {"at": at}).text
+        assert why in page
+        assert "Nothing can be shown for this time" in page
+        assert "<b>" not in page
+
+
+def test_a_page_without_a_past_says_that_it_shows_the_present(cell: str) -> None:
+    assert "It shows the present" in signed_in().get(f"/events/?at={at_time(11)}").text
+
+
+def test_time_lines_show_states_and_link_to_the_past(cell: str) -> None:
+    line = shown(f"/cells/{cell}/?from=2026-11-21T11:59Z&to=2026-11-21T12:05Z", "cell-time-line")
+    assert "pending from 12:00:00" in line or "starting from 12:00:00" in line
+    assert 'href="/cells/?at=2026-11-21T12' in line
+    assert "suspect" in shown("/nodes/n-2/?from=2026-11-21T11:59Z&to=2026-11-21T12:05Z", "node-time-line")
+    assert "Nothing changed" in shown("/?from=2026-11-21T11:00Z&to=2026-11-21T11:30Z", "time-line")
