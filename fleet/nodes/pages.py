@@ -198,8 +198,9 @@ def _use(request: PageRequest) -> Charts:
 
 def _cell_load(request: PageRequest) -> Charts:
     """Empty while the node is in no cell."""
-    member = request.once(_node).member
-    subject = cell_subject(member.cell_id) if member else node_subject(request.key)
+    if (member := request.once(_node).member) is None:
+        return Charts((), ())
+    subject = cell_subject(member.cell_id)
     return load_charts(subject, span=request.span, now=request.now, markers=request.once(_markers))
 
 

@@ -70,6 +70,12 @@ def ago(context: dict[str, Any], when: datetime | None) -> SafeString | str:
 
 
 @register.simple_tag(takes_context=True)
+def moment(context: dict[str, Any], when: datetime | None) -> SafeString | str:
+    """The whole time, such as `2026-11-30 14:02 UTC`, for times that may be far away; its age is the title."""
+    return _time(context, when, "at")
+
+
+@register.simple_tag(takes_context=True)
 def lasting(context: dict[str, Any], since: datetime | None) -> SafeString | str:
     """`4 s`: how long something has lasted, with the clock time of its start as title."""
     return _time(context, since, "for")
@@ -82,7 +88,11 @@ def _time(context: dict[str, Any], when: datetime | None, kind: str) -> SafeStri
     age_s = (now - when).total_seconds()
     age = f"{age_text(age_s)} ago" if age_s >= 0 else f"in {age_text(-age_s)}"
     exact = f"{when:%Y-%m-%d %H:%M:%S} UTC"
-    text, title = (clock_text(when, now), f"{age}, {exact}") if kind == "ago" else (age_text(age_s), f"since {exact}")
+    text, title = {
+        "ago": (clock_text(when, now), f"{age}, {exact}"),
+        "at": (f"{when:%Y-%m-%d %H:%M} UTC", age),
+        "for": (age_text(age_s), f"since {exact}"),
+    }[kind]
     # Nothing in it needs escaping, and a page has hundreds.
     return mark_safe(  # noqa: S308
         f'<time datetime="{when:%Y-%m-%dT%H:%M:%SZ}" title="{title}" data-age="{kind}">{text}</time>'

@@ -96,6 +96,12 @@ def test_a_clock_time_leaves_out_what_it_shares_with_now(ago: timedelta, clock: 
     assert f'title="{title}, ' in html
 
 
+def test_a_time_that_may_be_far_away_is_written_in_full() -> None:
+    context = Context({"now": NOW, "when": NOW + timedelta(days=40)})
+    html = Template("{% load switchyard %}{% moment when %}").render(context)
+    assert html.endswith('title="in 40\u202fd" data-age="at">2026-12-31 12:00 UTC</time>')
+
+
 def test_a_state_is_a_glyph_and_a_word_and_never_a_colour_alone() -> None:
     html = Template('{% load switchyard %}{% state "rolling_back" "warn" %}').render(Context())
     assert "#glyph-warn" in html

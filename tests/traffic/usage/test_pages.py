@@ -56,7 +56,7 @@ def test_tenants_are_shown_by_what_they_used_and_cost_with_their_budgets() -> No
 
 def test_without_usage_it_says_how_to_make_some() -> None:
     text = fragment(signed_in(), "/usage/?range=nonsense", "usage")
-    assert "No usage in the last 7 days" in text
+    assert "No usage in this period of 7 days" in text
     assert "tokens are free" in fragment(signed_in(), "/usage/costs/", "rates")
 
 

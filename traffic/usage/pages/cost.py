@@ -10,8 +10,9 @@ from urllib.parse import urlencode
 from django.shortcuts import get_object_or_404
 
 from controlplane.dashboard.actions import Submission, action, page_target
-from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
+from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series, with_markers
 from controlplane.dashboard.choices import choose_deployment, choose_labelled, choose_region
+from controlplane.dashboard.events import chart_markers
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from fleet.capacity.api import SetRateSerializer
 from fleet.capacity.planning.pools import Market
@@ -214,13 +215,14 @@ def rate_rows(now: datetime) -> tuple[tuple[Rate, str, str], ...]:
 
 
 def _costs(request: PageRequest) -> CostView:
-    return cost_view(
+    view = cost_view(
         span=span_of(request.span),
         group=request.text("group"),
         deployment=request.text("deployment"),
         region=request.text("region"),
         now=request.span.end,
     )
+    return replace(view, charts=with_markers(view.charts, chart_markers(request.span)))
 
 
 def _filter(request: PageRequest) -> Filter:

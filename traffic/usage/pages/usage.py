@@ -1,7 +1,7 @@
 """Usage page: usage and charges by tenant and deployment, and budgets; admins can change budgets."""
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
 from math import ceil
@@ -12,8 +12,9 @@ from django.db.models import Sum
 from django.shortcuts import get_object_or_404
 
 from controlplane.dashboard.actions import Submission, action, page_target
-from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
+from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series, with_markers
 from controlplane.dashboard.choices import choose, choose_deployment
+from controlplane.dashboard.events import chart_markers
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from fleet.deployments.models import Deployment
 from kernel.access import Role
@@ -227,12 +228,13 @@ def kept_responses_view(*, tenant: str) -> KeptResponsesView:
 
 
 def _usage(request: PageRequest) -> UsageView:
-    return usage_view(
+    view = usage_view(
         span=span_of(request.span),
         tenant=request.text("tenant"),
         deployment=request.text("deployment"),
         now=request.span.end,
     )
+    return replace(view, charts=with_markers(view.charts, chart_markers(request.span)))
 
 
 def _filter(request: PageRequest) -> Filter:

@@ -45,9 +45,11 @@ export function tickAges(root, serverNowMs) {
     const ms = Date.parse(time.dateTime);
     const ageS = (serverNowMs - ms) / 1000;
     const exact = `${stamp(ms)} ${zoneName()}`;
+    const age = ageS >= 0 ? `${ageText(ageS)} ago` : `in ${ageText(-ageS)}`;
     if (time.dataset.age === "ago") {
-      const age = ageS >= 0 ? `${ageText(ageS)} ago` : `in ${ageText(-ageS)}`;
       say(time, clockText(ms, serverNowMs), `${age}, ${exact}`);
+    } else if (time.dataset.age === "at") {
+      say(time, `${stamp(ms).slice(0, 16)} ${zoneName()}`, age);
     } else {
       say(time, ageText(ageS), `since ${exact}`);
     }
