@@ -1,7 +1,12 @@
 """Decides a cell's state from the reports of its members about its current generation, and when a draining cell may
-stop: when it is unrouted and idle, or its time is over. Never starts or drains cells."""
+stop: when it is unrouted and idle, or its time is over. Also compares a cell with its siblings, for people who ask why
+it is slow. Never starts or drains cells."""
 
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
+from enum import StrEnum
 
 from engine_agent.protocol.fingerprint import first_mismatch
 from engine_agent.protocol.states import EngineState
@@ -113,3 +118,82 @@ def last_in_flight(cell: CellView, fleet: FleetView, settings: FleetSettings) ->
         return None
     age_s = (report.last_seen_at - cell.unrouted_at).total_seconds()
     return report.in_flight if age_s >= settings.load_age_s else None
+
+
+class Stage(StrEnum):
+    """Where the time of a request goes, in its order, and what decides it."""
+
+    WORK = "work"
+    QUEUE = "queue"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    HOST = "host"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A figure by which cells are compared. `worse`: 1 if more is worse, -1 if less is, 0 if it only explains."""
+
+    name: str
+    title: str
+    unit: str
+    stage: Stage
+    worse: int = 0
+
+
+FIGURES = (
+    Figure("requests_per_s", "Requests", "/s", Stage.WORK),
+    Figure("prompt_per_request", "Prompt", "tokens", Stage.WORK),
+    Figure("tokens_per_request", "Answer", "tokens", Stage.WORK),
+    Figure("cache_hit_percent", "Prompt found in the prefix cache", "%", Stage.WORK, -1),
+    Figure("running", "Batch", "requests", Stage.WORK),
+    Figure("queued", "Queued at the ingress and the proxy", "requests", Stage.QUEUE, 1),
+    Figure("waiting", "Waiting in the engine", "requests", Stage.QUEUE, 1),
+    Figure("kv_percent", "KV cache in use", "%", Stage.QUEUE, 1),
+    Figure("preemptions_per_s", "Preemptions", "/s", Stage.QUEUE, 1),
+    Figure("ttft_p50_ms", "Time to first token, median", "ms", Stage.PREFILL, 1),
+    Figure("ttft_p95_ms", "Time to first token, p95", "ms", Stage.PREFILL, 1),
+    Figure("itl_p50_ms", "Time between tokens, median", "ms", Stage.DECODE, 1),
+    Figure("itl_p95_ms", "Time between tokens, p95", "ms", Stage.DECODE, 1),
+    Figure("step_ms", "Step of the engine", "ms", Stage.DECODE, 1),
+    Figure("cpu_percent", "Host CPU", "%", Stage.HOST, 1),
+    Figure("memory_percent", "Host memory", "%", Stage.HOST, 1),
+    Figure("clock_percent", "Slowest clock of its devices", "%", Stage.HOST, -1),
+    Figure("temperature_c", "Hottest device", "°C", Stage.HOST, 1),
+)
+STANDS_OUT = 1.25
+"""Times the siblings' median; less is ordinary scatter."""
+Figures = Mapping[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """A figure of a cell, with the median and the range of its siblings. `stands_out`: worse than every sibling, by
+    more than `STANDS_OUT`."""
+
+    figure: Figure
+    own: float
+    median: float
+    lowest: float
+    highest: float
+    stands_out: bool
+
+    @property
+    def ratio(self) -> float | None:
+        return self.own / self.median if self.median else None
+
+
+def compare_with_siblings(own: Figures, siblings: Sequence[Figures]) -> tuple[Compared, ...]:
+    """The figures that the cell and at least one sibling have, in the order of `FIGURES`."""
+    found = []
+    for figure in FIGURES:
+        here = own.get(figure.name)
+        there = [value for sibling in siblings if (value := sibling.get(figure.name)) is not None]
+        if here is None or not there:
+            continue
+        median, lowest, highest = statistics.median(there), min(there), max(there)
+        is_more = here > highest and here > STANDS_OUT * median
+        is_less = here < lowest and STANDS_OUT * here < median
+        stands_out = is_more if figure.worse > 0 else is_less if figure.worse < 0 else False
+        found.append(Compared(figure, here, median, lowest, highest, stands_out))
+    return tuple(found)

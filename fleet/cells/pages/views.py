@@ -22,6 +22,7 @@ from fleet.cells.pages.data import (
     drain_effect,
     restart_effect,
 )
+from fleet.cells.pages.siblings import Siblings, siblings_of
 from fleet.cells.services import DRAINABLE, RESTARTABLE, cell_drain, cell_restart
 from fleet.load.pages import Charts, load_charts, member_charts
 from fleet.load.selectors import cell_subject
@@ -67,6 +68,10 @@ def _cell_actions(request: PageRequest) -> ActionMenu:
     return action_menu(request.once(_cell).cell, request.caller.access, *CELL_ACTIONS)
 
 
+def _siblings(request: PageRequest) -> Siblings:
+    return siblings_of(request.once(_cell), request.span, request.now)
+
+
 def _cell_load_charts(request: PageRequest) -> Charts:
     markers = request.once(_markers)
     return load_charts(cell_subject(request.key), span=request.span, now=request.now, markers=markers)
@@ -102,6 +107,7 @@ CELL = Page(
         why_fragment(Subject.CELL),
         Fragment("cell-load", "Load", ("history",), "fleet/load/charts.html", _cell_load_charts),
         Fragment("cell-use", "Accelerators and machines", ("history",), "fleet/load/charts.html", _member_charts),
+        Fragment("cell-siblings", "Beside its siblings", ("history",), "fleet/cells/siblings.html", _siblings),
         Fragment("cell-probes", "Probes", ("cells:{key}", "load"), "fleet/cells/probes.html", _cell),
         Fragment(
             "cell-machines",
