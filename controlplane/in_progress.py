@@ -237,18 +237,27 @@ def _provider_calls() -> Iterator[Operation]:
         )
 
 
+MACHINE_KINDS = {
+    MachineState.JOINING.value: ("Join", "enrolled, not connected yet"),
+    MachineState.WIPING.value: ("Wipe", "wiping"),
+    MachineState.LEAVING.value: ("Removal", "leaving"),
+}
+
+
 def _machines() -> Iterator[Operation]:
-    """Machines that get another layout, or are emptied."""
-    emptied = Q(state__in=(MachineState.WIPING.value, MachineState.LEAVING.value)) | Q(leaving=True)
-    rows = Machine.objects.exclude(state=MachineState.GONE.value).filter(Q(layout_changes=True) | emptied)
+    """Machines that join, get another layout, or are emptied."""
+    live = Machine.objects.exclude(state=MachineState.GONE.value)
+    rows = live.filter(Q(layout_changes=True) | Q(leaving=True) | Q(state__in=MACHINE_KINDS))
     for row in rows.order_by("state_since", "id")[:EACH_SHOWN]:
-        layout = f"its layout becomes {row.next_layout or 'one node'}" if row.layout_changes else row.state
+        kind, text = MACHINE_KINDS.get(row.state, ("Removal", "its nodes leave first"))
+        if row.layout_changes:
+            kind, text = "Re-slicing", f"its layout becomes {row.next_layout or 'one node'}"
         yield Operation(
             id=f"machine-{row.pk}",
-            kind="Re-slicing" if row.layout_changes else "Removal" if row.leaving else "Wipe",
+            kind=kind,
             what=row.pk,
             url=f"{reverse('machines')}?{urlencode({'region': row.region_id})}",
-            text=layout,
+            text=text,
             since=row.state_since,
             why=row.reason,
         )

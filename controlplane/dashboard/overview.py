@@ -60,6 +60,14 @@ class Number:
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """`is_silent`: no load was collected in the last minute."""
+
+    rows: tuple[Number, ...]
+    is_silent: bool
+
+
 def status_of(health: FleetHealth, moving: int, now: datetime) -> Status:
     incidents = Incident.objects.filter(state=IncidentState.OPEN, shadow=False)
     explained = incidents.exclude(cell="").values("cell")
@@ -69,7 +77,7 @@ def status_of(health: FleetHealth, moving: int, now: datetime) -> Status:
     return Status(health, tuple(incidents[:ROWS_SHOWN]), tuple(cells[:ROWS_SHOWN]), moving, opened)
 
 
-def numbers_of(load: LoadSeries, yard: Yard, now: datetime) -> tuple[Number, ...]:
+def numbers_of(load: LoadSeries, yard: Yard, now: datetime) -> Numbers:
     """The six numbers. The cost takes four queries."""
     ready = [yard.tested.get(cell.id, 0) for cell in yard.cells if cell.state == CellState.READY]
     per_cell = sum(ready) / len(ready) if ready else 0.0
@@ -78,7 +86,7 @@ def numbers_of(load: LoadSeries, yard: Yard, now: datetime) -> tuple[Number, ...
         return 100 * point.in_flight / (point.cells * per_cell) if point.cells and per_cell else None
 
     median, tail = _line(load, lambda point: point.ttft_p50_ms), _line(load, lambda point: point.ttft_p99_ms)
-    return (
+    rows = (
         _number("Requests/s", _line(load, lambda point: point.requests_per_s), rate),
         _number("Errors", _line(load, lambda point: point.errors_percent), percent),
         Number("TTFT p50, p99", f"{ms(_newest(median))}, {ms(_newest(tail))}", tail, "The line shows p99."),
@@ -86,6 +94,7 @@ def numbers_of(load: LoadSeries, yard: Yard, now: datetime) -> tuple[Number, ...
         _number("Utilisation", _line(load, used), share, "Requests in flight, of the tested capacity of ready cells."),
         _cost(now),
     )
+    return Numbers(rows, not any(load.points[-RECENT_POINTS:]))
 
 
 def _line(load: LoadSeries, value: Callable[[Point], float | None]) -> tuple[float | None, ...]:
@@ -128,7 +137,7 @@ def _yard(request: PageRequest) -> Yard:
     return yard_cells(request.now)
 
 
-def _numbers(request: PageRequest) -> tuple[Number, ...]:
+def _numbers(request: PageRequest) -> Numbers:
     load = load_series([FLEET], last("1h", request.now), FINE_S)[FLEET]
     return numbers_of(load, request.once(_yard), request.now)
 

@@ -109,6 +109,7 @@ def test_six_numbers_with_their_last_hour() -> None:
     for shown in ("2.0", "10 %", "80 ms, 410 ms", "431", "40 %", "$3.00"):
         assert f"<dd>{shown}<svg" in text, shown
     assert text.count('<svg class="spark"') == 6
+    assert "No load was collected" not in text
     assert 'aria-label="Tokens/s in the last hour: 431 to 431"' in text
 
 
@@ -116,6 +117,7 @@ def test_an_unknown_price_is_named_and_is_not_zero() -> None:
     rows.node("n-00000001")
     text = part("numbers")
     assert "No price is known for local.cpu." in text
+    assert "No load was collected in the last minute." in text
     assert "$0" not in text
 
 
@@ -200,6 +202,8 @@ def test_every_kind_of_operation_is_a_row() -> None:
     )
     rows.machine("m-1", layout_changes=True, next_layout="4x2")
     rows.machine("m-2", state="wiping")
+    rows.machine("m-3", state="joining")
+    rows.machine("m-4", state="taken", leaving=True)
     target = AgentRelease.objects.create(id="b" * 16, version="2", protocol=2, created_at=NOW)
     upgrade = AgentRollout.objects.create(
         source=AgentRelease.objects.get(version="0.1.0"), target=target, state="running", rings=3, soak_s=5,
@@ -216,16 +220,18 @@ def test_every_kind_of_operation_is_a_row() -> None:
         ("Reboot", "it hangs"),
         ("Re-slicing", "its layout becomes 4x2"),
         ("Wipe", "m-2"),
+        ("Join", "enrolled, not connected yet"),
+        ("Removal", "its nodes leave first"),
         ("Change of image", "0 nodes are ready on it"),
         ("Upgrade of agents", "ring 1 of 3: 1 of 2 agents are healthy"),
         ("Import", "hf://org/model-1@main"),
     ):
         assert f"<span>{kind}</span>" in text, kind
         assert shown in text, shown
-    assert "10 in progress" in part("status")
+    assert "12 in progress" in part("status")
     served = bearer().get("/api/v1/operations").json()["in_progress"]
     assert [row["kind"] for row in served][:2] == ["Evacuation drill", "Rollout"]
-    assert (len(served), round(served[0]["percent"])) == (10, 30)
+    assert (len(served), round(served[0]["percent"])) == (12, 30)
 
 
 def test_everything_that_waits_for_a_person_is_a_row() -> None:
