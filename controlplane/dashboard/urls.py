@@ -12,10 +12,12 @@ from controlplane.dashboard.playground import PLAYGROUND, playground_chat, playg
 from controlplane.dashboard.settings import second_factor
 from controlplane.dashboard.settings import views as settings
 from controlplane.dashboard.shell import SEARCH, SHELL
-from controlplane.dashboard.wizards import Wizard, wizard_view
+from controlplane.dashboard.wizard_pages import wizard_view
+from controlplane.dashboard.wizards import Wizard
 from fleet.cells.pages.logs import CELL_LOGS, cell_log_download
 from fleet.cells.pages.views import CELL, CELLS, cell_action
 from fleet.deployments.pages.views import DAY_PLAN, DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
+from fleet.deployments.pages.wizard import DEPLOYMENT_WIZARD
 from fleet.faults.pages import INCIDENT, INCIDENTS, RUNBOOK, incident_action, incident_report
 from fleet.machines.pages import MACHINE, MACHINES, invitation_withdraw_action, machine_action, machine_add_action
 from fleet.nodes.pages import NODE, NODES, node_action
@@ -34,7 +36,7 @@ from models_registry.instance_types.pages import (
     instance_type_action,
     instance_type_new,
 )
-from models_registry.versions.pages.drafts import draft_edit, draft_new
+from models_registry.versions.pages.drafts import DRAFT_WIZARD, VERSION_WIZARD
 from models_registry.versions.pages.views import MODEL, MODELS, VERSION, VERSION_DIFF, version_action
 from traffic.batches.pages import BATCH, BATCHES, batch_action
 from traffic.keys.pages.tenant import tenant_page
@@ -82,6 +84,8 @@ def _wizard(wizard: Wizard) -> View:
 urlpatterns = [
     path("", _view(OVERVIEW), name="overview"),
     path("new/model/", _wizard(MODEL_WIZARD), name="model-new"),
+    path("new/deployment/", _wizard(DEPLOYMENT_WIZARD), name="deployment-new"),
+    path("new/version/", _wizard(VERSION_WIZARD), name="version-new"),
     path("deployments/", _view(DEPLOYMENTS), name="deployments"),
     path("deployments/<str:key>/", _view(DEPLOYMENT), name="deployment"),
     path("deployments/<str:name>/scale/", deployment_scale_page, name="deployment-scale"),
@@ -143,8 +147,7 @@ urlpatterns = [
     path("models/<model:key>/", _view(MODEL), name="model"),
     path("models/<version:key>/", _view(VERSION), name="version"),
     path("models/<version:key>/diff/", _view(VERSION_DIFF), name="version-diff"),
-    path("models/<version:key>/draft/", draft_new, name="draft-new"),
-    path("models/<version:key>/edit/", draft_edit, name="draft-edit"),
+    path("models/<version:key>/edit/", _wizard(DRAFT_WIZARD), name="draft-edit"),
     path("compile-caches/<int:id>/delete/", compile_cache_delete, name="compile-cache-delete"),
     path("builds/new/", engine_build_new, name="engine-build-new"),
     path("build-uploads/", _view(BUILD_UPLOADS), name="engine-build-uploads"),

@@ -1,6 +1,6 @@
-"""Wizards: forms that create or change objects by the documents of `controlplane.api.apply`. This module renders a
-declared form, checks it as one types with the checks that applying makes, shows the same as YAML and as a command, and
-ends with a download, a request for approval or an apply. It never writes: `documents_apply` does, and is audited.
+"""Wizards: forms that create or change objects by the documents of `controlplane.api.apply`. This module declares
+forms, reads what was typed, and checks it with the checks that applying makes; it changes nothing.
+`controlplane.dashboard.wizard_pages` shows and applies them.
 
 To declare one, next to the pages of its noun:
 
@@ -14,48 +14,38 @@ All steps are on one page, so there is one form, one view and one request per ch
 there first, so that files and the command line have it as well. Fields travel in the form; a link to the wizard may
 carry them in its query. After the end of a session they return in the URL, or from the browser if they are long."""
 
-import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from typing import Any
-from urllib.parse import urlencode
 
 import yaml
-from django.contrib.auth.views import redirect_to_login
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, QueryDict
-from django.shortcuts import redirect, render
-from django.views.decorators.cache import never_cache
+from django.http import QueryDict
 from rest_framework import serializers
 
-from accounts.permissions import FactorNeeded
 from controlplane.api.apply.documents import API_VERSION, SPECS, documents_of
-from controlplane.api.apply.execution import ApplyResult, NotPossible, Requester, documents_apply, documents_preview
-from controlplane.api.apply.planning import Action, Kind
-from controlplane.api.apply.view import PreviewDocumentsSerializer, predicted_effects
-from controlplane.dashboard.actions import Submission, to_confirmation
-from controlplane.dashboard.fragments import Fragment, Page, PageRequest, View, shell_context
-from controlplane.forecast_budget import FORECASTS
-from kernel import clock
-from kernel.access import Role, require
+from controlplane.api.apply.execution import ApplyResult, NotPossible, Requester, documents_preview
+from controlplane.api.apply.planning import Action, Document, Kind, plan_documents
+from controlplane.api.apply.present import present_of
+from controlplane.api.apply.view import PreviewDocumentsSerializer
+from controlplane.dashboard.fragments import PageRequest
+from kernel.access import Role
 from kernel.decoding import decode_json
-from kernel.refusals import Conflict, InvalidInput, Refusal
+from kernel.refusals import InvalidInput, Refusal
 from simulator.prediction import Forecast
 
 MAX_INPUT = 100_000
 MAX_ROWS = 200
-MAX_URL = 4000
-"""Characters of fields that a login page carries in its URL; longer ones return from the browser's own store."""
 RAW, RAW_TEXT = "raw", "raw-documents"
-OWN_FIELDS = frozenset({"csrfmiddlewaretoken", "go", "pick", "revision"})
 Values = dict[str, Any]
 Documents = list[dict[str, Any]]
 
 
 class InputKind(StrEnum):
     TEXT = "text"
+    LONG = "long"
     NUMBER = "number"
     CHOICE = "choice"
     CHECK = "check"
@@ -84,18 +74,19 @@ class Typed:
         return str(self.fields.get(name, "")).strip()
 
     def texts(self, name: str) -> list[str]:
-        return [text.strip() for text in self.fields.getlist(name)[:MAX_ROWS]]
+        return [text.strip() for text in self.fields.getlist(name)]
 
     def flag(self, name: str) -> bool:
         return self.text(name) == "on"
 
     def rows(self, name: str) -> list[dict[str, str]]:
-        """The rows `NAME-INDEX-COLUMN` in order, without empty ones."""
+        """The rows `NAME-INDEX-COLUMN` in order, without empty ones. Texts keep their spaces."""
         found: dict[int, dict[str, str]] = {}
         for key in self.fields:
-            if (part := re.fullmatch(rf"{re.escape(name)}-(\d{{1,4}})-(\w+)", key)) and (text := self.text(key)):
+            part = re.fullmatch(rf"{re.escape(name)}-(\d{{1,4}})-(\w+)", key)
+            if part and (text := str(self.fields.get(key, "")).replace("\r\n", "\n")).strip():
                 found.setdefault(int(part[1]), {})[part[2]] = text
-        return [found[index] for index in sorted(found)][:MAX_ROWS]
+        return [found[index] for index in sorted(found)]
 
 
 Options = Callable[[Typed], Sequence[Option]]
@@ -103,7 +94,8 @@ Options = Callable[[Typed], Sequence[Option]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
-    """One input of a form, or a table with `columns`, whose first column is the key of a row.
+    """One input of a form, or a table with `columns`. A required first column is the unique key of a row. LONG keeps
+    its spaces and lines.
 
     `at`: the field of a document that declares it; without one, or for a part of a nested field, state the rest here.
     `value`: the default text. `options`: those of a choice, default: as declared; `follows`: they depend on other
@@ -128,8 +120,9 @@ class Input:
 
     @property
     def declared(self) -> "serializers.Field[Any, Any, Any, Any] | None":
+        """None for a part of a nested field, whose name has a dot."""
         kind, _, path = self.at.partition(".")
-        return _declared_fields(Kind(kind)).get(path) if path else None
+        return _declared_fields(Kind(kind)).get(path) if path and "." not in self.name else None
 
     @property
     def shown_as(self) -> InputKind:
@@ -218,6 +211,7 @@ class Checked:
     """`errors` by input, "" for those without one. `missing`: titles of required inputs that are empty."""
 
     documents: Documents = field(default_factory=list)
+    parsed: tuple[Document, ...] = ()
     errors: dict[str, list[str]] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     result: ApplyResult | None = None
@@ -259,55 +253,19 @@ def nested(values: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     return spec
 
 
+class _Dumper(yaml.SafeDumper):
+    """Repeats equal values instead of linking them: `switchyard apply` reads no links."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 def documents_as_yaml(documents: Documents) -> str:
-    return "---\n".join(yaml.safe_dump(one, sort_keys=False, allow_unicode=True, width=100) for one in documents)
+    dumped = (yaml.dump(one, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100) for one in documents)
+    return "---\n".join(dumped)
 
 
-def wizard_view(wizard: Wizard, shell: Fragment) -> View:
-    """GET shows the form, with fields from the query. POST checks, reviews, downloads or applies it (`go`)."""
-
-    @never_cache
-    def view(request: HttpRequest, key: str = "") -> HttpResponse:
-        if not request.user.is_authenticated:
-            return _signed_out(request)
-        require(request, wizard.role)
-        if request.method not in {"GET", "HEAD", "POST"}:
-            return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
-        form = Submission(request, clock.now())
-        page_request = PageRequest(key, request.GET, form.now)
-        typed = _typed(wizard, form, page_request)
-        go = form.text("go") if form.is_post else ""
-        if go == "apply":
-            return _apply(wizard, form, typed, page_request, shell)
-        checked = check(wizard, typed, _requester(form))
-        if go == "review" and checked.is_ready:
-            _foresee(checked, form)
-        if go == "download" and checked.documents and not checked.errors:
-            return _download(wizard, checked)
-        return _render(wizard, form, typed, checked, page_request, shell)
-
-    return view
-
-
-def _typed(wizard: Wizard, form: Submission, page_request: PageRequest) -> Typed:
-    if form.is_post:
-        typed = Typed(form.fields)
-        picked = wizard.pick(typed, form.text("pick")) if form.text("pick") else {}
-    else:
-        typed = Typed(QueryDict(mutable=True))
-        defaults = {each.name: each.value for each in wizard.inputs if each.value}
-        picked = {**defaults, **wizard.start(page_request), **{k: str(v) for k, v in form.fields.items()}}
-    fields = typed.fields.copy()
-    for name, text in picked.items():
-        fields[name] = text
-    return Typed(fields)
-
-
-def _requester(form: Submission) -> Requester:
-    return Requester(actor=form.actor, why=form.text("why"), now=form.now)
-
-
-def check(wizard: Wizard, typed: Typed, requester: Requester, *, with_fleet: bool = False) -> Checked:
+def check(wizard: Wizard, typed: Typed, requester: Requester) -> Checked:
     """The documents of these texts, with all errors that applying them would report. Changes nothing."""
     checked = Checked()
     documents = _documents(wizard, typed, checked)
@@ -317,16 +275,15 @@ def check(wizard: Wizard, typed: Typed, requester: Requester, *, with_fleet: boo
     if not valid.is_valid():
         _note_errors(wizard, checked, valid.errors)
         return checked
-    parsed = documents_of(valid.validated_data["documents"])
+    checked.parsed = documents_of(valid.validated_data["documents"])
+    _note_taken(wizard, checked)
     try:
-        checked.result = documents_preview(documents=parsed, requester=requester, with_fleet=with_fleet)
+        checked.result = documents_preview(documents=checked.parsed, requester=requester, with_fleet=False)
     except NotPossible as refused:
         for one in refused.objections:
             checked.add(_input_at(wizard, one.document.kind, one.field), one.message)
     except Refusal as refusal:
         checked.add("", str(refusal))
-    if checked.result is not None:
-        _note_taken(wizard, checked, checked.result)
     return checked
 
 
@@ -386,13 +343,9 @@ def _value(each: Input, typed: Typed) -> Any:
         case InputKind.ROWS:
             return _row_values(each, typed)
     text = typed.text(each.name)
-    _check_text(each, text)
-    return _parsed(each, text) if text else None
-
-
-def _check_text(each: Input, text: str) -> None:
     if len(text) > MAX_INPUT:
         raise _wrong(each, f"has {len(text)} characters; the limit is {MAX_INPUT}")
+    return _parsed(each, text) if text else None
 
 
 def _parsed(each: Input, text: str) -> Any:
@@ -402,6 +355,8 @@ def _parsed(each: Input, text: str) -> Any:
             value = decode_json(text)
         except ValueError as error:
             raise _wrong(each, f"not valid JSON: {error}") from None
+        if each.declared is None and not isinstance(value, dict):
+            raise _wrong(each, "it must be an object")
     elif each.shown_as is InputKind.NUMBER and each.declared is None:
         value = _number(each, text)
     if each.declared is None or each.shown_as in {InputKind.ROWS, InputKind.MANY}:
@@ -420,21 +375,26 @@ def _number(each: Input, text: str) -> int | float:
 
 
 def _row_values(each: Input, typed: Typed) -> list[Values]:
-    key, rows, seen = each.columns[0], [], set()
-    for row in typed.rows(each.name):
-        values: Values = {}
-        for column in each.columns:
-            text = row.get(column.name, "")
-            _check_text(column, text)
-            if text:
-                values[column.name] = _parsed(column, text)
-            elif column.required:
-                raise _wrong(column, f"is missing for {row.get(key.name, 'a row')[:80]}")
-        if values[key.name] in seen:
-            raise _wrong(key, f"{str(values[key.name])[:80]} is listed twice")
-        seen.add(values[key.name])
-        rows.append(values)
+    key, found = each.columns[0], typed.rows(each.name)
+    if len(found) > MAX_ROWS:
+        raise _wrong(each, f"has {len(found)} rows; the limit is {MAX_ROWS}")
+    rows = [dict(_row(each, row)) for row in found]
+    keys = [str(row[key.name]) for row in rows] if key.required else []
+    if doubled := next((text for text in keys if keys.count(text) > 1), ""):
+        raise _wrong(each, f"{doubled[:80]} is listed twice")
     return rows
+
+
+def _row(table: Input, row: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
+    for column in table.columns:
+        text = row.get(column.name, "")
+        text = text if column.shown_as is InputKind.LONG else text.strip()
+        if len(text) > MAX_INPUT:
+            raise _wrong(table, f"{column.title} has {len(text)} characters; the limit is {MAX_INPUT}")
+        if text:
+            yield column.name, _parsed(column, text)
+        elif column.required:
+            raise _wrong(table, f"{column.title} is missing in a row")
 
 
 def _wrong(each: Input, message: str) -> InvalidInput:
@@ -477,162 +437,12 @@ def _input_at(wizard: Wizard, kind: str, path: str) -> str:
     return max(candidates, key=lambda each: len(each.at)).name if candidates else ""
 
 
-def _note_taken(wizard: Wizard, checked: Checked, result: ApplyResult) -> None:
+def _note_taken(wizard: Wizard, checked: Checked) -> None:
     """An object that should be new, but exists with other fields, must not be changed by mistake."""
-    created = {step.document.title for step in result.plan.steps if step.action is Action.CREATE}
-    for step in result.plan.steps:
+    steps = plan_documents(checked.parsed, present_of(checked.parsed)).steps
+    created = {step.document.title for step in steps if step.action is Action.CREATE}
+    for step in steps:
         one = step.document
         if one.kind in wizard.creates and one.title not in created and step.action is not Action.VALIDATE:
             name = _input_at(wizard, one.kind, "metadata.name")
-            checked.add(name, f"{one.name} exists already and differs; choose another name, or change it on its page")
-
-
-def _foresee(checked: Checked, form: Submission) -> None:
-    """Predictions of a review. Without time for them, the review says so and goes without."""
-    if checked.result is None or all(step.document.kind is not Kind.DEPLOYMENT for step in checked.result.plan.steps):
-        return
-    parsed = tuple(dict.fromkeys(step.document for step in checked.result.plan.steps))
-    try:
-        with FORECASTS.take(form.request.user.get_username()) as has_time:
-            result = documents_preview(documents=parsed, requester=_requester(form))
-            checked.forecasts, _ = predicted_effects(result, form.now, has_time)
-    except Refusal as refusal:
-        checked.not_predicted = str(refusal)
-
-
-def _apply(wizard: Wizard, form: Submission, typed: Typed, page_request: PageRequest, shell: Fragment) -> HttpResponse:
-    checked = check(wizard, typed, _requester(form))
-    if checked.is_ready:
-        if not checked.changes_something:  # a repeated submit: it is done
-            return redirect(wizard.url(checked.documents))
-        valid = PreviewDocumentsSerializer(data={"documents": checked.documents})
-        valid.is_valid(raise_exception=True)
-        documents = documents_of(valid.validated_data["documents"])
-        try:
-            applied = documents_apply(documents=documents, requester=_requester(form), revision=form.text("revision"))
-            return redirect("approvals" if applied.waiting else wizard.url(checked.documents))
-        except FactorNeeded:
-            return to_confirmation(_url_with(form.request))
-        except (NotPossible, Conflict) as refused:
-            checked.add("", str(refused))
-    return _render(wizard, form, typed, checked, page_request, shell)
-
-
-def _download(wizard: Wizard, checked: Checked) -> HttpResponse:
-    response = HttpResponse(checked.yaml, content_type="application/yaml; charset=utf-8")
-    response.headers["Content-Disposition"] = f'attachment; filename="{_file_name(checked.documents)}"'
-    return response
-
-
-def _file_name(documents: Documents) -> str:
-    metadata = documents[-1].get("metadata") if documents else None
-    name = str(metadata.get("name", "")) if isinstance(metadata, dict) else ""
-    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)[:80].strip('-.') or 'document'}.yaml"
-
-
-def _url_with(request: HttpRequest) -> str:
-    """The wizard's URL with the submitted fields. `kept` lets the browser restore fields that are too long for it."""
-    fields = [(name, text) for name, texts in request.POST.lists() if name not in OWN_FIELDS for text in texts if text]
-    query = urlencode(fields) if fields else request.GET.urlencode()
-    return f"{request.path}?{query if len(query) <= MAX_URL else 'kept=1'}"
-
-
-def _signed_out(request: HttpRequest) -> HttpResponse:
-    """Forms lead to the login and back with their fields. A check only says so, and the page keeps what was typed."""
-    if "HX-Request" in request.headers:
-        return render(request, "dashboard/wizards/signed_out.html")
-    return redirect_to_login(_url_with(request))
-
-
-@dataclass(frozen=True, slots=True)
-class ShownInput:
-    """An input with its current text, as templates show it."""
-
-    input: Input
-    text: str
-    texts: list[str]
-    errors: list[str]
-    options: Sequence[Option]
-    rows: list[list[tuple[str, Input, str]]]
-    blank: list[tuple[str, Input, str]]
-
-    @property
-    def declared(self) -> Any:
-        return self.input.declared
-
-    @property
-    def lines(self) -> int:
-        return min(16, max(2, self.text.count("\n") + 1))
-
-    @property
-    def is_filled(self) -> bool:
-        filled = [row for row in self.rows if any(text for _, _, text in row)]
-        return bool(self.errors or filled or (self.text != self.input.value) or any(self.texts))
-
-
-def _shown(each: Input, typed: Typed, errors: Sequence[str]) -> ShownInput:
-    options = each.options(typed) if each.options else _declared_options(each)
-    text = typed.text(each.name)
-    if each.shown_as is InputKind.CHOICE and text and text not in {option.value for option in options}:
-        options = [*options, Option(text, text)]
-    rows: list[list[tuple[str, Input, str]]] = []
-    if each.columns:
-        filled = typed.rows(each.name)
-        rows = [
-            [(f"{each.name}-{index}-{column.name}", column, row.get(column.name, "")) for column in each.columns]
-            for index, row in enumerate([*filled, {}])
-        ]
-    blank = [(f"{each.name}-INDEX-{column.name}", column, "") for column in each.columns]
-    texts = typed.texts(each.name) if each.shown_as is InputKind.MANY else []
-    return ShownInput(each, text, texts, list(errors), options, rows, blank)
-
-
-def _declared_options(each: Input) -> list[Option]:
-    if each.shown_as is not InputKind.CHOICE:
-        return []
-    blank = [] if each.required else [Option("", "default")]
-    return [*blank, *(Option(str(value), str(label)) for value, label in getattr(each.declared, "choices", {}).items())]
-
-
-def _render(
-    wizard: Wizard, form: Submission, typed: Typed, checked: Checked, page_request: PageRequest, shell: Fragment
-) -> HttpResponse:
-    request, is_check = form.request, "HX-Request" in form.request.headers
-    go = form.text("go") if form.is_post else ""
-    steps = [
-        {
-            "step": step,
-            "inputs": [_shown(each, typed, checked.errors.get(each.name, ())) for each in step.inputs],
-            "facts": step.facts.load(typed) if step.facts else None,
-        }
-        for step in wizard.steps
-    ]
-    is_raw = typed.flag(RAW)
-    raw_text = typed.text(RAW_TEXT) or (json.dumps(checked.documents, indent=2) if checked.documents else "")
-    context = {
-        "wizard": wizard,
-        "steps": steps,
-        "checked": checked,
-        "is_review": go in {"review", "apply"},
-        "is_post": form.is_post,
-        "command": wizard.command(checked.documents) if checked.documents and not is_raw else "",
-        "file_name": _file_name(checked.documents),
-        "general": [
-            text for name, texts in checked.errors.items() if is_raw or not _has_place(wizard, name) for text in texts
-        ],
-        "error_count": sum(map(len, checked.errors.values())),
-        "is_raw": is_raw,
-        "raw_text": raw_text,
-        "raw_opens": is_raw and not typed.text(RAW_TEXT),
-        "why": form.text("why"),
-    }
-    if is_check:
-        return render(request, "dashboard/wizards/check.html", context)
-    page = Page(section=wizard.section, title=wizard.title, fragments=())
-    context |= shell_context(request, page, shell, page_request)
-    failed = form.is_post and go in {"review", "apply", "download"} and bool(checked.errors or checked.missing)
-    return render(request, "dashboard/wizards/wizard.html", context, status=409 if failed else 200)
-
-
-def _has_place(wizard: Wizard, name: str) -> bool:
-    return any(each.name == name for each in wizard.inputs)
+            checked.add(name, f"{one.title} exists already and differs; choose another name, or change it on its page")

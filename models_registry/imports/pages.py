@@ -43,7 +43,7 @@ from models_registry.imports.planner import IMPORT_OPEN, ImportState
 from models_registry.imports.services.imports import import_cancel, import_draft, import_retry
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.engine_arguments import ENGINES
-from models_registry.versions.planning.lifecycle import choices
+from models_registry.versions.planning.lifecycle import VersionState, choices
 
 SHOWN = 100
 FILES_SHOWN = 200
@@ -64,8 +64,11 @@ class ImportList:
 
 @dataclass(frozen=True, slots=True)
 class ImportPage:
+    """`drafts`: those of `versions` that can still be changed."""
+
     row: ModelImport
     versions: tuple[str, ...]
+    drafts: tuple[str, ...]
 
     @property
     def is_open(self) -> bool:
@@ -119,7 +122,9 @@ def _row(request: PageRequest) -> ModelImport:
 def _import(request: PageRequest) -> ImportPage:
     row = request.once(_row)
     served = ModelVersion.objects.exclude(artifact_uri="").filter(artifact_uri=row.artifact_uri).order_by("-id")
-    return ImportPage(row, tuple(version.reference for version in served[:SHOWN]))
+    found = served[:SHOWN]
+    drafts = tuple(version.reference for version in found if version.state == VersionState.DRAFT)
+    return ImportPage(row, tuple(version.reference for version in found), drafts)
 
 
 def _files(request: PageRequest) -> FileList:
@@ -289,7 +294,7 @@ MODEL_WIZARD = Wizard(
         Step(
             "Name",
             (
-                Input(name="model", at="Model.metadata.name", help="Its name in requests. Empty: from the source."),
+                Input(name="model", at="Model.metadata.name", help="Its name in requests. Default: from the source."),
                 Input(name="version", at="ModelImport.metadata.name", value="1", help="Its first version, a draft."),
                 Input(name="engine", at="ModelImport.engine", kind=InputKind.CHOICE, options=_engines),
                 Input(name="description", at="Model.description"),

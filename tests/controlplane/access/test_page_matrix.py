@@ -32,7 +32,7 @@ OPERATOR = {
     "instance-type-action",
     "pool-add", "pool-action", "image-move", "image-back", "agents-upgrade", "agents-cancel",
     "key-new", "key-action", "tenant-webhook-new", "tenant-webhook-rotate", "tenant-webhook-remove",
-    "batch-action", "draft-new", "draft-edit", "model-new", "import-action",
+    "batch-action", "draft-edit", "model-new", "version-new", "deployment-new", "import-action",
     "version-action", "webhook-test", "playground-say", "audit",
 }  # fmt: skip
 ADMIN = {

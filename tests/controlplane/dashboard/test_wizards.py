@@ -55,6 +55,7 @@ def test_a_check_shows_the_document_and_the_command_and_writes_nothing(hub: Loca
     assert "kind: ModelImport" in shown
     assert "switchyard model import hf://org/Model-1B --draft model-1b@1" in shown
     assert "possible" in shown
+    assert "kind: ModelImport" in checked(signed_in(), **TYPED, go="apply")
     assert not ModelImport.objects.exists()
     assert not Model.objects.exists()
     assert not AuditRecord.objects.exists()
@@ -70,6 +71,8 @@ def test_a_name_of_a_model_becomes_an_import_once(hub: LocalHub) -> None:
     assert (row.source, row.draft, row.actor) == ("hf://org/Model-1B@main", "model-1b@1", "operator")
     assert response.headers["Location"] == f"/imports/{row.pk}/"
     assert applied(client, **TYPED).headers["Location"] == f"/imports/{row.pk}/"
+    stale = applied(client, **TYPED, revision="of the first plan")
+    assert stale.headers["Location"] == f"/imports/{row.pk}/"
     assert ModelImport.objects.count() == 1
 
 
@@ -138,6 +141,7 @@ def test_documents_are_edited_as_json_behind_a_switch(hub: LocalHub) -> None:
     assert ModelImport.objects.get().draft == "toy@1"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -158,6 +162,7 @@ def test_wrong_json_is_named_and_stays(hub: LocalHub, text: str, error: str) -> 
     assert not ModelImport.objects.exists()
 
 
+@pytest.mark.long
 def test_fields_survive_the_end_of_the_session(hub: LocalHub) -> None:
     response = Client().post(URL, {**TYPED, "description": "a & b", "go": "apply", "revision": "1"})
     login = response.headers["Location"]
@@ -171,6 +176,14 @@ def test_fields_survive_the_end_of_the_session(hub: LocalHub) -> None:
 
 def test_a_check_without_a_session_says_so_in_place() -> None:
     assert "this page keeps what you typed" in checked(Client(), **TYPED)
+
+
+def test_the_navigation_refreshes_and_never_leads_away(hub: LocalHub) -> None:
+    headers = {"HX-Request": "true", "HX-Target": "navigation"}
+    shown = signed_in().get(URL, headers=headers).text
+    assert 'id="navigation"' in shown
+    assert "wizard-check" not in shown
+    assert Client().get(URL, headers=headers).status_code == 204
 
 
 def test_viewers_see_why_not(hub: LocalHub) -> None:
@@ -198,3 +211,14 @@ def test_a_failed_import_starts_again_and_another_source_needs_another_name(hub:
     ModelImport.objects.update(state="failed")
     assert applied(client, **TYPED).status_code == 302
     assert ModelImport.objects.count() == 2
+
+
+def test_a_plan_of_another_state_is_reviewed_again(hub: LocalHub) -> None:
+    review = signed_in().post(URL, {**TYPED, "description": "mine", "go": "review"}).text
+    revision = review.partition('name="revision" value="')[2].partition('"')[0]
+    rows.version("1")
+    Model.objects.create(name="model-1b", description="theirs", created_at=rows.NOW)
+    response = applied(signed_in(), **TYPED, description="mine", revision=revision)
+    assert response.status_code == 409
+    assert "have changed since the plan was made" in response.text
+    assert Model.objects.get(name="model-1b").description == "theirs"

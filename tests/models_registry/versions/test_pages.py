@@ -51,7 +51,7 @@ def test_a_model_without_versions_says_how_to_add_one() -> None:
     row = draft()
     model = row.model
     row.delete()
-    assert "POST /api/v1/model-versions" in fragment(signed_in(), f"/models/{model.name}/", "model-versions")
+    assert f"/new/version/?model={model.name}" in fragment(signed_in(), f"/models/{model.name}/", "model-versions")
 
 
 def test_a_model_shows_what_was_measured_of_its_versions() -> None:
@@ -208,7 +208,7 @@ def test_a_draft_is_deleted_from_its_page_by_its_name() -> None:
     draft()
     status, text = act("delete", confirm="toy@2")
     assert (status, "Type toy@1 to confirm; you typed &#x27;toy@2&#x27;." in text) == (409, True)
-    assert "No versions." in act("delete", confirm="toy@1")[1]
+    assert "No versions yet." in act("delete", confirm="toy@1")[1]
     assert not ModelVersion.objects.exists()
 
 

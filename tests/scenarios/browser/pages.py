@@ -16,7 +16,13 @@ IN_EVERY_LOOK = frozenset({"overview", "cell", "rollout", "traffic", "playground
 SCREENS = os.environ.get("SWITCHYARD_SCREENS", "")
 """Folder for screenshots. Empty, as in CI: none."""
 
-LISTS: dict[str, str] = {**page_urls.LISTS, **page_urls.SETTINGS, "key-new": "/keys/new/", "search": "/search/?q=sim"}
+LISTS: dict[str, str] = {
+    **page_urls.LISTS,
+    **page_urls.SETTINGS,
+    "key-new": "/keys/new/",
+    "model-new": "/new/model/",
+    "search": "/search/?q=sim",
+}
 """Name of its screenshot -> address, for pages that also exist on an empty fleet."""
 
 
@@ -37,6 +43,7 @@ def all_pages(fleet: RunningFleet) -> list[Page]:
     details = {
         "cell": f"/cells/{first('cells', deployment='sim-70b')['id']}/",
         "deployment": "/deployments/sim-70b/",
+        "deployment-new": "/new/deployment/",
         "draft": "/models/sim-70b@next/edit/",
         "evacuate": "/traffic/evacuate/us-east-1/?deployment=sim-70b",
         "incident": f"/incidents/{first('incidents', state='closed')['id']}/",

@@ -27,30 +27,28 @@ function restore() {
 function addRow(fieldset) {
   const number = fieldset.dataset.rows++;
   const row = fieldset.querySelector("template").content.cloneNode(true);
-  for (const input of row.querySelectorAll("input")) input.name = input.name.replace("-INDEX-", `-${number}-`);
+  for (const input of row.querySelectorAll("input, textarea")) input.name = input.name.replace("-INDEX-", `-${number}-`);
   fieldset.querySelector("tbody").append(row);
-  return fieldset.querySelector("tbody tr:last-child input");
+  return fieldset.querySelector("tbody tr:last-child :is(input, textarea)");
 }
 
 function addRowFor(name) {
   const fieldset = [...form.querySelectorAll("[data-rows]")].find((one) => {
-    const input = one.querySelector("tbody input");
+    const input = one.querySelector("tbody :is(input, textarea)");
     return input && name.startsWith(`${input.name.split("-")[0]}-`);
   });
   while (fieldset && !form.elements.namedItem(name) && Number(fieldset.dataset.rows) < 200) addRow(fieldset);
 }
 
-function useToken(token) {
-  if (token) form.elements.csrfmiddlewaretoken.value = token[1];
-}
-
 // A login in another tab changes the token.
-const freshToken = () => useToken(document.cookie.match(/(?:^|; )csrftoken=([^;]*)/));
+const token = () => document.cookie.match(/(?:^|; )csrftoken=([^;]*)/)?.[1] ?? form.elements.csrfmiddlewaretoken.value;
 
 function markErrors() {
   for (const error of document.querySelectorAll("[data-error-of]")) {
     const input = document.getElementById(error.dataset.errorOf);
-    if (error.textContent.trim()) input?.setAttribute("aria-invalid", "true");
+    const wrong = error.textContent.trim() !== "";
+    if (wrong) error.closest("details")?.setAttribute("open", "");
+    if (wrong) input?.setAttribute("aria-invalid", "true");
     else input?.removeAttribute("aria-invalid");
   }
 }
@@ -65,14 +63,32 @@ form.addEventListener("input", keep);
 form.addEventListener("change", keep);
 form.elements.raw.addEventListener("change", showRaw);
 form.addEventListener("submit", (event) => {
-  freshToken();
+  form.elements.csrfmiddlewaretoken.value = token();
   if (event.submitter?.value === "apply") sessionStorage.removeItem(STORE);
 });
+let lastChecked = "";
 document.body.addEventListener("htmx:configRequest", (event) => {
-  const token = document.cookie.match(/(?:^|; )csrftoken=([^;]*)/);
-  if (token) event.detail.headers["X-CSRFToken"] = token[1];
+  if (event.detail.elt !== form) return;
+  const sent = event.detail.formData;
+  for (const name of OWN) sent.delete(name); // a check is no press of a button
+  const texts = JSON.stringify([...sent]);
+  if (texts === lastChecked) event.preventDefault(); // only the focus moved
+  lastChecked = texts;
+  sent.set("csrfmiddlewaretoken", token());
+});
+for (const failure of ["htmx:responseError", "htmx:sendError", "htmx:timeout"]) {
+  document.body.addEventListener(failure, () => (lastChecked = ""));
+}
+
+// A check that ends between press and release must not replace the button under the pointer.
+let pressed = false;
+document.addEventListener("pointerdown", (event) => (pressed = event.target.closest("#wizard-check button") !== null));
+document.addEventListener("click", () => (pressed = false));
+document.body.addEventListener("htmx:beforeSwap", (event) => {
+  if (pressed && event.detail.target.id === "wizard-check") event.detail.shouldSwap = false;
 });
 document.body.addEventListener("htmx:afterSettle", () => {
+  if (document.querySelector("[data-signed-out]")) lastChecked = "";
   markErrors();
   showRaw();
 });
@@ -82,15 +98,25 @@ for (const button of form.querySelectorAll("[data-add-row]")) {
   button.addEventListener("click", () => addRow(button.closest("[data-rows]")).focus());
 }
 
-const kept = sessionStorage.getItem(STORE);
-const offer = document.querySelector("[data-restore]");
-if (new URLSearchParams(location.search).has("kept")) restore();
-else if (kept && "fresh" in form.dataset && kept !== JSON.stringify(typed())) {
-  offer.hidden = false;
-  offer.addEventListener("click", () => {
-    restore();
-    offer.hidden = true;
-  });
+function isChanged(input) {
+  if (input.type === "checkbox") return input.checked !== input.defaultChecked;
+  return input.defaultValue !== undefined && input.value !== input.defaultValue;
 }
+
+// htmx listens from this event on: what was typed or restored before has not been checked.
+document.addEventListener("DOMContentLoaded", () => {
+  const kept = sessionStorage.getItem(STORE);
+  const offer = document.querySelector("[data-restore]");
+  if (new URLSearchParams(location.search).has("kept")) restore();
+  else if ([...form.elements].some(isChanged)) form.dispatchEvent(new Event("change"));
+  else if (kept && "fresh" in form.dataset && kept !== JSON.stringify(typed())) {
+    offer.hidden = false;
+    offer.addEventListener("click", () => {
+      restore();
+      offer.hidden = true;
+    });
+  }
+});
+
 markErrors();
 showRaw();

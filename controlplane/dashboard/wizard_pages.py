@@ -1,0 +1,258 @@
+"""The one view of all wizards: shows the form with its documents, answers checks, and ends with a download, a request
+for approval or an apply. It never writes: `documents_apply` does, and is audited."""
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from django.contrib.auth.views import redirect_to_login
+from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, QueryDict
+from django.shortcuts import redirect, render
+from django.views.decorators.cache import never_cache
+
+from accounts.permissions import FactorNeeded
+from controlplane.api.apply.execution import NotPossible, Requester, documents_apply, documents_preview
+from controlplane.api.apply.planning import Kind
+from controlplane.api.apply.view import predicted_effects
+from controlplane.dashboard.actions import Submission, to_confirmation
+from controlplane.dashboard.fragments import Fragment, Page, PageRequest, View, page_view, shell_context
+from controlplane.dashboard.wizards import (
+    RAW,
+    RAW_TEXT,
+    Checked,
+    Documents,
+    Input,
+    InputKind,
+    Option,
+    Typed,
+    Wizard,
+    check,
+)
+from controlplane.forecast_budget import FORECASTS
+from kernel import clock
+from kernel.access import require
+from kernel.refusals import Conflict, Refusal
+
+MAX_URL = 4000
+"""Characters of fields that a login page carries in its URL; longer ones return from the browser's own store."""
+OWN_FIELDS = frozenset({"csrfmiddlewaretoken", "go", "pick", "revision"})
+
+
+def wizard_view(wizard: Wizard, shell: Fragment) -> View:
+    """GET shows the form, with fields from the query. POST checks, reviews, downloads or applies it (`go`)."""
+    page = Page(section=wizard.section, title=wizard.title, fragments=())
+    shell_view = page_view(page, shell)
+
+    @never_cache
+    def view(request: HttpRequest, key: str = "") -> HttpResponse:
+        is_shell = request.headers.get("HX-Target") == shell.name
+        if not request.user.is_authenticated:
+            # The navigation must not lead away from what was typed.
+            return HttpResponse(status=204) if is_shell else _signed_out(request)
+        if is_shell:
+            return shell_view(request, key)
+        require(request, wizard.role)
+        if request.method not in {"GET", "HEAD", "POST"}:
+            return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
+        form = Submission(request, clock.now())
+        page_request = PageRequest(key, request.GET, form.now)
+        typed = _typed(wizard, form, page_request)
+        go = _pressed(form, "go")
+        if go == "apply":
+            return _apply(wizard, form, typed, page_request, shell)
+        checked = check(wizard, typed, _requester(form))
+        if go == "review" and checked.is_ready:
+            _foresee(checked, form)
+        if go == "download" and checked.documents and not checked.errors:
+            return _download(wizard, checked)
+        return _render(wizard, form, typed, checked, page_request, shell)
+
+    return view
+
+
+def _is_check(request: HttpRequest) -> bool:
+    return "HX-Request" in request.headers
+
+
+def _pressed(form: Submission, name: str) -> str:
+    """The value of the pressed button. A check has none, whatever its fields say."""
+    return form.text(name) if form.is_post and not _is_check(form.request) else ""
+
+
+def _typed(wizard: Wizard, form: Submission, page_request: PageRequest) -> Typed:
+    if form.is_post:
+        typed = Typed(form.fields)
+        value = _pressed(form, "pick")
+        picked = wizard.pick(typed, value) if value else {}
+    else:
+        typed = Typed(QueryDict(mutable=True))
+        defaults = {each.name: each.value for each in wizard.inputs if each.value}
+        picked = {**defaults, **wizard.start(page_request), **{k: str(v) for k, v in form.fields.items()}}
+    fields = typed.fields.copy()
+    for name, text in picked.items():
+        fields[name] = text
+    return Typed(fields)
+
+
+def _requester(form: Submission) -> Requester:
+    return Requester(actor=form.actor, why=form.text("why"), now=form.now)
+
+
+def _is_foreseen(checked: Checked) -> bool:
+    """Whether effects are predicted. That takes a second or two, so it is done in a review and not in each check."""
+    return checked.result is not None and any(
+        step.document.kind is Kind.DEPLOYMENT for step in checked.result.plan.steps
+    )
+
+
+def _foresee(checked: Checked, form: Submission) -> None:
+    """Predictions of a review. Without time for them, the review says so and goes without."""
+    if not _is_foreseen(checked):
+        return
+    try:
+        with FORECASTS.take(form.request.user.get_username()) as has_time:
+            result = documents_preview(documents=checked.parsed, requester=_requester(form))
+            checked.forecasts, _ = predicted_effects(result, form.now, has_time)
+    except Refusal as refusal:
+        checked.not_predicted = str(refusal)
+
+
+def _apply(wizard: Wizard, form: Submission, typed: Typed, page_request: PageRequest, shell: Fragment) -> HttpResponse:
+    checked = check(wizard, typed, _requester(form))
+    if checked.is_ready:
+        if not checked.changes_something:  # a repeated submit: it is done
+            return redirect(wizard.url(checked.documents))
+        requester, revision = _requester(form), form.text("revision")
+        try:
+            applied = documents_apply(documents=checked.parsed, requester=requester, revision=revision)
+            return redirect("approvals" if applied.waiting else wizard.url(checked.documents))
+        except FactorNeeded:
+            return to_confirmation(_url_with(form.request))
+        except (NotPossible, Conflict) as refused:
+            again = check(wizard, typed, requester)
+            if again.is_ready and not again.changes_something:  # the same submit was faster
+                return redirect(wizard.url(again.documents))
+            checked.add("", str(refused))
+    return _render(wizard, form, typed, checked, page_request, shell)
+
+
+def _download(wizard: Wizard, checked: Checked) -> HttpResponse:
+    response = HttpResponse(checked.yaml, content_type="application/yaml; charset=utf-8")
+    response.headers["Content-Disposition"] = f'attachment; filename="{_file_name(checked.documents)}"'
+    return response
+
+
+def _file_name(documents: Documents) -> str:
+    metadata = documents[-1].get("metadata") if documents else None
+    name = str(metadata.get("name", "")) if isinstance(metadata, dict) else ""
+    return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)[:80].strip('-.') or 'document'}.yaml"
+
+
+def _url_with(request: HttpRequest) -> str:
+    """The wizard's URL with the submitted fields. `kept` lets the browser restore fields that are too long for it."""
+    fields = [(name, text) for name, texts in request.POST.lists() if name not in OWN_FIELDS for text in texts if text]
+    query = urlencode(fields) if fields else request.GET.urlencode()
+    return f"{request.path}?{query if len(query) <= MAX_URL else 'kept=1'}"
+
+
+def _signed_out(request: HttpRequest) -> HttpResponse:
+    """Forms lead to the login and back with their fields. A check only says so, and the page keeps what was typed."""
+    if _is_check(request):
+        return render(request, "dashboard/wizards/signed_out.html")
+    return redirect_to_login(_url_with(request))
+
+
+@dataclass(frozen=True, slots=True)
+class ShownInput:
+    """An input with its current text, as templates show it."""
+
+    input: Input
+    text: str
+    texts: list[str]
+    errors: list[str]
+    options: Sequence[Option]
+    rows: list[list[tuple[str, Input, str]]]
+    blank: list[tuple[str, Input, str]]
+
+    @property
+    def declared(self) -> Any:
+        return self.input.declared
+
+    @property
+    def lines(self) -> int:
+        return min(16, max(2, self.text.count("\n") + 1))
+
+    @property
+    def is_filled(self) -> bool:
+        filled = [row for row in self.rows if any(text for _, _, text in row)]
+        return bool(self.errors or filled or (self.text != self.input.value) or any(self.texts))
+
+
+def _shown(each: Input, typed: Typed, errors: Sequence[str]) -> ShownInput:
+    options = each.options(typed) if each.options else _declared_options(each)
+    text = typed.text(each.name)
+    if each.shown_as is InputKind.CHOICE and text and text not in {option.value for option in options}:
+        options = [*options, Option(text, text)]
+    rows: list[list[tuple[str, Input, str]]] = []
+    if each.columns:
+        filled = typed.rows(each.name)
+        rows = [
+            [(f"{each.name}-{index}-{column.name}", column, row.get(column.name, "")) for column in each.columns]
+            for index, row in enumerate([*filled, {}])
+        ]
+    blank = [(f"{each.name}-INDEX-{column.name}", column, "") for column in each.columns]
+    texts = typed.texts(each.name) if each.shown_as is InputKind.MANY else []
+    return ShownInput(each, text, texts, list(errors), options, rows, blank)
+
+
+def _declared_options(each: Input) -> list[Option]:
+    if each.shown_as is not InputKind.CHOICE:
+        return []
+    blank = [] if each.required else [Option("", "default")]
+    return [*blank, *(Option(str(value), str(label)) for value, label in getattr(each.declared, "choices", {}).items())]
+
+
+def _render(
+    wizard: Wizard, form: Submission, typed: Typed, checked: Checked, page_request: PageRequest, shell: Fragment
+) -> HttpResponse:
+    request, go = form.request, _pressed(form, "go")
+    steps = [
+        {
+            "step": step,
+            "inputs": [_shown(each, typed, checked.errors.get(each.name, ())) for each in step.inputs],
+            "facts": step.facts.load(typed) if step.facts else None,
+        }
+        for step in wizard.steps
+    ]
+    is_raw = typed.flag(RAW)
+    raw_text = typed.text(RAW_TEXT) or (json.dumps(checked.documents, indent=2) if checked.documents else "")
+    context = {
+        "wizard": wizard,
+        "steps": steps,
+        "checked": checked,
+        "shows_plan": checked.is_ready and checked.changes_something and (go == "review" or not _is_foreseen(checked)),
+        "is_post": form.is_post,
+        "command": wizard.command(checked.documents) if checked.documents and not is_raw else "",
+        "file_name": _file_name(checked.documents),
+        "general": [
+            text for name, texts in checked.errors.items() if is_raw or not _has_place(wizard, name) for text in texts
+        ],
+        "error_count": sum(map(len, checked.errors.values())),
+        "is_raw": is_raw,
+        "raw_text": raw_text,
+        "raw_opens": is_raw and not typed.text(RAW_TEXT),
+        "why": form.text("why"),
+    }
+    if _is_check(request):
+        return render(request, "dashboard/wizards/check.html", context)
+    page = Page(section=wizard.section, title=wizard.title, fragments=())
+    context |= shell_context(request, page, shell, page_request)
+    failed = form.is_post and go in {"review", "apply", "download"} and bool(checked.errors or checked.missing)
+    return render(request, "dashboard/wizards/wizard.html", context, status=409 if failed else 200)
+
+
+def _has_place(wizard: Wizard, name: str) -> bool:
+    return any(each.name == name for each in wizard.inputs)
