@@ -148,8 +148,10 @@ def _region(row: Row) -> Spec:
         kind: {"warm": warm, "repair_only": row["repair_only"][kind]} if row["repair_only"].get(kind) else warm
         for kind, warm in row["spares"].items()
     }
+    cloud = row["cloud"] or {}
     return {
         "provider": row["provider"],
+        **{field: cloud[field] for field in ("stack", "aws_region") if cloud},
         "position": row["position"],
         "ingress_url": row["ingress_url"],
         "spares": spares,

@@ -23,6 +23,7 @@ from fleet.machines.pages import MACHINE, MACHINES, invitation_withdraw_action, 
 from fleet.nodes.pages import NODE, NODES, node_action
 from fleet.recorder.pages.why import WHY
 from fleet.regions.pages import REGION, REGIONS, image_back_action, image_move_action, pool_action, pool_add_action
+from fleet.regions.wizard import REGION_WIZARD
 from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
 from fleet.rollouts.pages import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
 from models_registry.benchmarks.pages import BENCHMARKS
@@ -86,6 +87,7 @@ urlpatterns = [
     path("new/model/", _wizard(MODEL_WIZARD), name="model-new"),
     path("new/deployment/", _wizard(DEPLOYMENT_WIZARD), name="deployment-new"),
     path("new/version/", _wizard(VERSION_WIZARD), name="version-new"),
+    path("new/region/", _wizard(REGION_WIZARD), name="region-new"),
     path("deployments/", _view(DEPLOYMENTS), name="deployments"),
     path("deployments/<str:key>/", _view(DEPLOYMENT), name="deployment"),
     path("deployments/<str:name>/scale/", deployment_scale_page, name="deployment-scale"),

@@ -136,8 +136,9 @@ class ChangeRegionSerializer(_RegionColumns):
         examples = {"spares": {"local.sim": 3}}
 
 
-class CreateRegionSerializer(_RegionColumns):
-    name = serializers.SlugField(max_length=64)
+class DescribedRegionSerializer(_RegionColumns):
+    """The columns of a new region without its name; `provider`, `stack` and `aws_region` never change."""
+
     provider = serializers.CharField(max_length=32, required=False, help_text="Provider of its machines.")
     stack = serializers.CharField(
         max_length=128, required=False, help_text="Provider `aws`: name of the stack with its network and roles."
@@ -145,6 +146,10 @@ class CreateRegionSerializer(_RegionColumns):
     aws_region = serializers.CharField(
         max_length=32, required=False, help_text="Provider `aws`: AWS's name, if different."
     )
+
+
+class CreateRegionSerializer(DescribedRegionSerializer):
+    name = serializers.SlugField(max_length=64)
 
     class Meta:
         examples = {

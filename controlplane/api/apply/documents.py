@@ -11,7 +11,7 @@ from fleet.deployments.api import ChangeDeploymentSerializer
 from fleet.deployments.models import Deployment
 from fleet.faults.planning.views import SETTABLE_RULES, RuleMode
 from fleet.reconcile.planning.states import choices
-from fleet.regions.api import ChangeRegionSerializer
+from fleet.regions.api import DescribedRegionSerializer
 from fleet.regions.models import Region
 from kernel.rest.serializers import StrictSerializer
 from models_registry.imports.api import ImportSourceSerializer
@@ -31,12 +31,6 @@ NAMES: Mapping[Kind, str] = {
     Kind.MODEL_IMPORT: VERSION_NAME,
     Kind.INSTANCE_TYPE: TYPE_NAME,
 }
-
-
-class RegionSpec(ChangeRegionSerializer):
-    """`provider` is used only when the region is created."""
-
-    provider = serializers.CharField(max_length=32, required=False)
 
 
 class ModelSpec(StrictSerializer):
@@ -68,7 +62,7 @@ class FaultRuleSpec(StrictSerializer):
 
 SPECS: Mapping[Kind, type[StrictSerializer]] = {
     Kind.INSTANCE_TYPE: InstanceTypeColumnsSerializer,
-    Kind.REGION: RegionSpec,
+    Kind.REGION: DescribedRegionSerializer,
     Kind.MODEL: ModelSpec,
     Kind.MODEL_IMPORT: ImportSourceSerializer,
     Kind.MODEL_VERSION: ModelVersionSpec,

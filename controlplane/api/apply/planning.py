@@ -103,7 +103,7 @@ REQUIRED: Mapping[Kind, tuple[str, ...]] = {
 }
 """Required fields of a new object."""
 FIXED: Mapping[Kind, Mapping[str, str]] = {
-    Kind.REGION: {"provider": "its machines belong to it: create another region"},
+    Kind.REGION: dict.fromkeys(("provider", "stack", "aws_region"), "its machines belong to it: create another region"),
     Kind.MODEL_IMPORT: dict.fromkeys(("source", "pattern", "engine"), "import it under another version"),
 }
 """Fields that cannot change after creation, with what to do instead."""

@@ -47,13 +47,15 @@ def _regions(names: set[str]) -> dict[str, Stated]:
     return {
         row.name: {
             "provider": row.provider,
+            "stack": row.cloud.stack if hasattr(row, "cloud") else "",
+            "aws_region": row.cloud.aws_region if hasattr(row, "cloud") else "",
             "position": row.position,
             "ingress_url": row.ingress_url,
             "spares": row.spares,
             "plain_http": row.plain_http,
             "cheapest_first": row.cheapest_first,
         }
-        for row in Region.objects.filter(name__in=names)
+        for row in Region.objects.select_related("cloud").filter(name__in=names)
     }
 
 

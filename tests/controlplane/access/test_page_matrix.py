@@ -33,6 +33,7 @@ OPERATOR = {
     "pool-add", "pool-action", "image-move", "image-back", "agents-upgrade", "agents-cancel",
     "key-new", "key-action", "tenant-webhook-new", "tenant-webhook-rotate", "tenant-webhook-remove",
     "batch-action", "draft-edit", "model-new", "version-new", "deployment-new", "import-action",
+    "region-new",
     "version-action", "webhook-test", "playground-say", "audit",
 }  # fmt: skip
 ADMIN = {
