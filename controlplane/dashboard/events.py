@@ -13,6 +13,7 @@ from audit.selectors import AuditQuery, audit_actions, audit_records
 from controlplane.dashboard.charts import Marker
 from controlplane.dashboard.choices import choose
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.lists import Column, List
 from fleet.faults.models import Incident
 from fleet.rollouts.models import Rollout
 from kernel.access import Role
@@ -22,6 +23,8 @@ from kernel.tones import Tone
 from traffic.region_shares.models import TrafficShift
 
 EVENTS_PER_PAGE = 50
+SEARCHED = 50_000
+"""Events whose messages are searched at a time: no index finds a part of a message."""
 KINDS_FROM_LAST = 2000
 """The filter offers the kinds among this many of the last events; reading all would scan the table."""
 
@@ -35,20 +38,54 @@ class EventList:
     filtered: bool
 
 
-def event_list(
-    *, kind: str = "", subject: str = "", before: int | None = None, limit: int = EVENTS_PER_PAGE
-) -> EventList:
-    """Events with an ID below `before`. `subject` is the full name of a region, deployment, cell or node."""
-    events = Event.objects.order_by("-id")
+def event_list(request: PageRequest, limit: int = EVENTS_PER_PAGE) -> EventList:
+    """Events with an ID below `before`. With a text, only a part of the history is searched at a time."""
+    events, floor = _listed(request)
+    fetched = list(events.order_by("-id")[: limit + 1])
+    if len(fetched) > limit:
+        older: int | None = fetched[limit - 1].pk
+    else:
+        older = floor if floor and Event.objects.filter(id__lt=floor).exists() else None
+    return EventList(tuple(fetched[:limit]), older, any(request.text(name) for name in ("kind", "subject", "q")))
+
+
+def _listed(request: PageRequest) -> "tuple[QuerySet[Event], int]":
+    """The events that the filter leaves, and the lowest ID that a text was searched in, or 0."""
+    events, before = Event.objects.all(), _before(request)
+    kind, subject, text = request.text("kind"), request.text("subject"), request.text("q")
     if kind:
         events = events.filter(kind=kind)
     if subject:
         events = events.filter(Q(cell=subject) | Q(node=subject) | Q(deployment=subject) | Q(region=subject))
     if before is not None:
         events = events.filter(id__lt=before)
-    fetched = list(events[: limit + 1])
-    rows = tuple(fetched[:limit])
-    return EventList(rows=rows, older=rows[-1].pk if len(fetched) > limit else None, filtered=bool(kind or subject))
+    if not text:
+        return events, 0
+    newest = before or (Event.objects.order_by("-id").values_list("id", flat=True).first() or 0) + 1
+    floor = max(0, newest - SEARCHED)
+    return events.filter(message__icontains=text, id__gte=floor), floor
+
+
+EVENT_LIST: List[Event] = List(
+    name="events",
+    columns=(
+        Column("at", "Time", lambda row: row.at),
+        Column("kind", "Kind", lambda row: row.kind),
+        Column("message", "Message", lambda row: row.message),
+        Column("region", "Region", lambda row: row.region),
+        Column("deployment", "Deployment", lambda row: row.deployment),
+        Column("cell", "Cell", lambda row: row.cell),
+        Column("node", "Node", lambda row: row.node),
+        Column("actor", "Actor", lambda row: row.actor),
+    ),
+    query=lambda request: _listed(request)[0],
+    rows=lambda events, now: events,
+    order=("-id",),
+)
+
+
+def newest_events(limit: int) -> EventList:
+    return _event_list(Event.objects.all(), limit)
 
 
 def cell_events(cell_id: str, limit: int) -> EventList:
@@ -208,20 +245,22 @@ def _before(request: PageRequest) -> int | None:
 
 
 def _events(request: PageRequest) -> EventList:
-    return event_list(kind=request.text("kind"), subject=request.text("subject"), before=_before(request))
+    return event_list(request)
 
 
 def _event_filter(request: PageRequest) -> Filter:
+    subject = request.text("subject")
     return Filter(
-        text_label="Exact name of a region, deployment, cell or node",
-        text_name="subject",
-        text=request.text("subject"),
+        text_label=f"Find in events of {subject}" if subject else "Find in events",
+        text_name="q",
+        text=request.text("q"),
         choices=(choose(request, "kind", "every kind", event_kinds()),),
+        kept=(("subject", subject),) if subject else (),
     )
 
 
-def _audit(request: PageRequest) -> AuditList:
-    query = AuditQuery(
+def _audit_query(request: PageRequest) -> AuditQuery:
+    return AuditQuery(
         actor=request.text("actor"),
         action=request.text("action"),
         object=request.text("object"),
@@ -229,7 +268,30 @@ def _audit(request: PageRequest) -> AuditList:
         request_id=request.text("request_id"),
         before=_before(request),
     )
-    return audit_list(query)
+
+
+def _audit(request: PageRequest) -> AuditList:
+    return audit_list(_audit_query(request))
+
+
+AUDIT_LIST: List[AuditRecord] = List(
+    name="audit",
+    columns=(
+        Column("number", "Number", lambda row: row.number),
+        Column("at", "Time", lambda row: row.at),
+        Column("actor", "Actor", lambda row: row.actor),
+        Column("action", "Action", lambda row: row.action),
+        Column("object", "Object", lambda row: row.object),
+        Column("outcome", "Outcome", lambda row: row.outcome),
+        Column("reason", "Reason", lambda row: row.reason),
+        Column("address", "Address", lambda row: row.address),
+        Column("request", "Request", lambda row: row.request_id),
+        Column("digest", "Digest", lambda row: row.digest),
+    ),
+    query=lambda request: audit_records(_audit_query(request)),
+    rows=lambda records, now: records,
+    order=("-number",),
+)
 
 
 def _audit_filter(request: PageRequest) -> Filter:
@@ -249,11 +311,13 @@ EVENTS = Page(
     title="Events",
     fragments=(Fragment("events-list", "", ("events",), "dashboard/events/list.html", _events),),
     narrow=_event_filter,
+    export=EVENT_LIST.export,
 )
 AUDIT = Page(
     section="audit",
     title="Audit",
     fragments=(Fragment("audit-list", "", (), "dashboard/audit/list.html", _audit),),
     narrow=_audit_filter,
+    export=AUDIT_LIST.export,
     role=Role.OPERATOR,
 )

@@ -10,7 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from django.contrib.auth.models import AnonymousUser
 from django.contrib.auth.views import redirect_to_login
-from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase, QueryDict
 from django.shortcuts import render
 from django.utils.cache import patch_vary_headers
 from django.views.decorators.cache import never_cache
@@ -124,12 +124,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A page's filter, kept in its URL. `text_name` is the parameter of the text box that `f` focuses; "": none."""
+    """A page's filter, kept in its URL. `text_name` is the parameter of the text box that `f` focuses; "": none.
+    `kept`: other parameters of the URL that stay, without an input."""
 
     text_label: str
     text_name: str
     text: str
     choices: tuple[Choice, ...] = ()
+    kept: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,8 +159,8 @@ class Past:
 @dataclass(frozen=True, slots=True)
 class Page:
     """One page. `section` is its navigation entry; `narrow`, if any, loads the choices of its filter. `actions`, if
-    any, loads the `ActionMenu` in the head of its first fragment. `charts`: it has charts, so it loads Plotly.
-    `ranges`: time ranges that it offers, if any. `role`: the role that may open it.
+    any, loads the `ActionMenu` in the head of its first fragment. `export`: its list as CSV (`?format=csv`). `charts`:
+    it has charts, so it loads Plotly. `ranges`: time ranges that it offers, if any. `role`: the role that may open it.
     `past`: how it shows itself as it was; without it, `?at=` shows the present with a note.
 
     The filter applies to the first fragment. On a page about one object, the first fragment shows the title."""
@@ -168,13 +170,14 @@ class Page:
     fragments: tuple[Fragment, ...]
     narrow: Callable[[PageRequest], Filter] | None = None
     actions: Load | None = None
+    export: Callable[[PageRequest], HttpResponseBase] | None = None
     charts: bool = False
     ranges: Ranges | None = None
     role: Role = Role.VIEWER
     past: Past | None = None
 
 
-View = Callable[..., HttpResponse]
+View = Callable[..., HttpResponseBase]
 
 
 def page_view(page: Page, shell: Fragment) -> View:
@@ -182,12 +185,14 @@ def page_view(page: Page, shell: Fragment) -> View:
 
     @never_cache
     @require_safe
-    def view(request: HttpRequest, key: str = "") -> HttpResponse:
+    def view(request: HttpRequest, key: str = "") -> HttpResponseBase:
         if not request.user.is_authenticated:
             return _to_login(request)
         require(request, page.role)
         caller = Caller(request.user, access_of(request), request.session.session_key or "")
         page_request = PageRequest(key, request.GET, clock.now(), caller, page.ranges or OF_LOAD)
+        if page.export is not None and request.GET.get("format") == "csv":
+            return page.export(page_request)
         wanted = request.headers.get("HX-Target", "")
         shown = _as_it_was(page, page_request)
         one = next(

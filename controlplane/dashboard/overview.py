@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from decimal import Decimal
 
-from controlplane.dashboard.events import EventList, event_list
+from controlplane.dashboard.events import EventList, newest_events
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest
 from controlplane.dashboard.shell import health
 from controlplane.dashboard.templatetags.switchyard import NOTHING, money, ms, percent, rate, share
@@ -151,7 +151,7 @@ def _users(request: PageRequest) -> DeploymentList:
 
 
 def _events(request: PageRequest) -> EventList:
-    return event_list(limit=EVENTS_ON_OVERVIEW)
+    return newest_events(EVENTS_ON_OVERVIEW)
 
 
 WAITS = ("incidents", "approvals", "rollouts", "machines", "imports", "usage", "traffic")

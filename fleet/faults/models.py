@@ -4,7 +4,6 @@ observations of ranks and ingresses."""
 from django.db import models
 
 from fleet.faults.planning.severity import RUNBOOK_OF_KIND, Severity, severity_of
-from fleet.faults.planning.story import EvidenceLine, evidence_in_units
 from fleet.faults.planning.views import PartNoun, Rule, RuleMode
 from fleet.nodes.models import Node
 from fleet.reconcile.planning.states import INCIDENT_TONE, IncidentState, choices
@@ -63,11 +62,6 @@ class Incident(models.Model):
     @property
     def severity(self) -> Severity:
         return severity_of(self.kind, shadow=self.shadow)
-
-    @property
-    def evidence_lines(self) -> tuple[EvidenceLine, ...]:
-        """Without the tables."""
-        return evidence_in_units(self.evidence).lines
 
     @property
     def runbook(self) -> str:

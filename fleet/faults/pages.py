@@ -16,6 +16,7 @@ from accounts.models import Approval, ApprovalState
 from controlplane.dashboard.actions import WHY, Action, ActionMenu, Field, Submission, Target, action_view
 from controlplane.dashboard.choices import choose_labelled
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.lists import Column, List, ListPage
 from fleet.cells.models import Cell
 from fleet.faults.models import Incident, IncidentPart, Replacement
 from fleet.faults.planning.report import Healing, Impact, TenantImpact, report_markdown
@@ -36,17 +37,9 @@ from kernel.loop_passes import control_standing
 from kernel.tones import Tone
 from traffic.usage.selectors import tenants_hit
 
-INCIDENTS_SHOWN = 100
 RELATED_SHOWN = 20
 RELATED_WITHIN = timedelta(hours=1)
 BAD_CELL_STATES = tuple(state for state, tone in CELL_TONE.items() if tone is Tone.BAD)
-
-
-@dataclass(frozen=True, slots=True)
-class IncidentList:
-    rows: tuple[Incident, ...]
-    more: bool
-    filtered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,15 +61,38 @@ class FleetHealth:
         return self.incidents + self.cells_unexplained
 
 
-def incident_list(*, state: str = "", text: str = "", limit: int = INCIDENTS_SHOWN) -> IncidentList:
-    """Incidents, newest first. Shows open ones unless `state` is `closed` or `all`."""
+def _listed(request: PageRequest) -> "QuerySet[Incident]":
+    """Open incidents unless `state` is `closed` or `all`."""
+    state, text = request.text("state"), request.text("q")
     incidents = Incident.objects.all() if state == "all" else Incident.objects.filter(state=state or IncidentState.OPEN)
     if text:
-        incidents = incidents.filter(
-            Q(kind__icontains=text) | Q(subject__icontains=text) | Q(summary__icontains=text) | Q(cell__icontains=text)
-        )
-    fetched = list(incidents[: limit + 1])
-    return IncidentList(rows=tuple(fetched[:limit]), more=len(fetched) > limit, filtered=bool(state or text))
+        words = ("kind", "subject", "summary", "region", "deployment", "cell", "node")
+        about = Q()
+        for word in words:
+            about |= Q(**{f"{word}__icontains": text})
+        incidents = incidents.filter(about)
+    return incidents
+
+
+INCIDENT_LIST: List[Incident] = List(
+    name="incidents",
+    columns=(
+        Column("incident", "Incident", lambda row: row.summary, ("summary",)),
+        Column("state", "State", lambda row: row.state, ("state",)),
+        Column("severity", "Severity", lambda row: row.severity, css="wide"),
+        Column("owner", "Owner", lambda row: row.owner, ("owner",), "wide"),
+        Column("kind", "Kind", lambda row: row.kind, ("kind",), "wide"),
+        Column("region", "Region", lambda row: row.region, ("region",), "wide"),
+        Column("cell", "Cell", lambda row: row.cell, ("cell",), "wide"),
+        Column("node", "Node", lambda row: row.node, ("node",), "wide"),
+        Column("opened", "Opened", lambda row: row.opened_at, ("opened_at",), "number", is_newest_first=True),
+        Column("closed", "Closed", lambda row: row.closed_at, ("closed_at",), "wide number", is_newest_first=True),
+    ),
+    query=_listed,
+    rows=lambda incidents, now: incidents,
+    order=("-id",),
+    filters=("state", "q"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +129,7 @@ def incident_page(incident: Incident) -> IncidentPage:
     return IncidentPage(incident, work, healing_of(incident))
 
 
-def related_to(incident: Incident) -> IncidentList:
+def related_to(incident: Incident, now: datetime) -> ListPage[Incident]:
     """Incidents about the same nodes, cells or cohort within an hour."""
     affected = affected_by(incident)
     same = Q(node__in=affected.nodes) | Q(cell__in=affected.cells)
@@ -121,7 +137,7 @@ def related_to(incident: Incident) -> IncidentList:
         same |= Q(cohort=incident.cohort)
     near = Q(opened_at__range=(incident.opened_at - RELATED_WITHIN, incident.opened_at + RELATED_WITHIN))
     fetched = list(Incident.objects.filter(same & near).exclude(pk=incident.pk)[: RELATED_SHOWN + 1])
-    return IncidentList(rows=tuple(fetched[:RELATED_SHOWN]), more=len(fetched) > RELATED_SHOWN, filtered=False)
+    return INCIDENT_LIST.part(fetched, now, RELATED_SHOWN)
 
 
 def cells_in_incidents() -> QuerySet[IncidentPart, str]:
@@ -153,10 +169,6 @@ def fleet_health() -> FleetHealth:
     )
 
 
-def _incident_rows(request: PageRequest) -> IncidentList:
-    return incident_list(state=request.text("state"), text=request.text("q"))
-
-
 def _incident_filter(request: PageRequest) -> Filter:
     options = (("", "open"), (IncidentState.CLOSED.value, "closed"), ("all", "open and closed"))
     state = choose_labelled(request, "state", options)
@@ -166,8 +178,9 @@ def _incident_filter(request: PageRequest) -> Filter:
 INCIDENTS = Page(
     section="incidents",
     title="Incidents",
-    fragments=(Fragment("incidents-list", "", ("incidents",), "fleet/faults/list.html", _incident_rows),),
+    fragments=(Fragment("incidents-list", "", ("incidents",), "fleet/faults/list.html", INCIDENT_LIST.page),),
     narrow=_incident_filter,
+    export=INCIDENT_LIST.export,
 )
 
 
@@ -183,8 +196,8 @@ def _incident_evidence(request: PageRequest) -> Evidence:
     return evidence_in_units(request.once(_incident).evidence)
 
 
-def _incident_related(request: PageRequest) -> IncidentList:
-    return related_to(request.once(_incident))
+def _incident_related(request: PageRequest) -> ListPage[Incident]:
+    return related_to(request.once(_incident), request.now)
 
 
 def _incident_story(request: PageRequest) -> Story:

@@ -25,6 +25,7 @@ from controlplane.dashboard.charts import Marker
 from controlplane.dashboard.choices import choose, choose_region, choose_state
 from controlplane.dashboard.events import EventList, chart_markers, node_events
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.lists import Column, List
 from engine_agent.protocol.states import MemberRole
 from fleet.cells.models import Cell, CellMember
 from fleet.cells.pages.data import cell_find, drain_effect
@@ -51,7 +52,6 @@ from fleet.recorder.pages.why import time_line_fragment, why_fragment
 from fleet.recorder.planning.explanations import Subject
 from kernel.time_ranges import OF_LOAD
 
-NODES_SHOWN = 100
 SPARE = "spare"
 
 
@@ -85,38 +85,6 @@ class NodeRow:
         return ", ".join(f"{many} x {name}" for name, many in alike.items()) or "none found"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeList:
-    rows: tuple[NodeRow, ...]
-    more: bool
-    filtered: bool
-    page: int
-
-
-def node_list(
-    *, now: datetime, region: str = "", state: str = "", role: str = "", text: str = "", page: int = 1
-) -> NodeList:
-    """Nodes by region, those in cells first, in pages from 1. Leaves out retired nodes unless `state` selects them."""
-    nodes = _ordered().filter(state=state) if state else _ordered().exclude(state=NodeState.RETIRED)
-    if region:
-        nodes = nodes.filter(region_id=region)
-    if role:
-        nodes = nodes.filter(_has_role(role))
-    if text:
-        nodes = nodes.filter(Q(id__icontains=text) | Q(member__cell__id__icontains=text) | Q(reason__icontains=text))
-    fetched = list(nodes[(page - 1) * NODES_SHOWN : page * NODES_SHOWN + 1])
-    rows = tuple(node_row(node, now) for node in fetched[:NODES_SHOWN])
-    return NodeList(rows, more=len(fetched) > NODES_SHOWN, filtered=bool(region or state or role or text), page=page)
-
-
-def _ordered() -> "QuerySet[Node]":
-    return (
-        _nodes()
-        .defer("report__load", "report__telemetry", "report__steps", "report__health")
-        .order_by("region__position", "region_id", "member__cell_id", "member__rank", "id")
-    )
-
-
 def node_find(*, node_id: str, now: datetime) -> NodeRow | None:
     node = _nodes().filter(pk=node_id).first()
     return replace(node_row(node, now), host=hosts_running([node_id]).get(node_id)) if node else None
@@ -144,15 +112,43 @@ def _has_role(role: str) -> Q:
 EVENTS_OF_ONE_NODE = 30
 
 
-def _node_rows(request: PageRequest) -> NodeList:
-    return node_list(
-        now=request.now,
-        region=request.text("region"),
-        state=request.text("state"),
-        role=request.text("role"),
-        text=request.text("q"),
-        page=request.page,
-    )
+def _last_seen(row: NodeRow) -> datetime | None:
+    return row.report.last_seen_at if row.report else None
+
+
+def _listed(request: PageRequest) -> "QuerySet[Node]":
+    """Leaves out retired nodes unless `state` selects them."""
+    nodes = _nodes().defer("report__load", "report__telemetry", "report__steps", "report__health")
+    state, text = request.text("state"), request.text("q")
+    nodes = nodes.filter(state=state) if state else nodes.exclude(state=NodeState.RETIRED)
+    if region := request.text("region"):
+        nodes = nodes.filter(region_id=region)
+    if role := request.text("role"):
+        nodes = nodes.filter(_has_role(role))
+    if text:
+        nodes = nodes.filter(Q(id__icontains=text) | Q(member__cell__id__icontains=text) | Q(reason__icontains=text))
+    return nodes
+
+
+NODE_LIST: List[NodeRow] = List(
+    name="nodes",
+    columns=(
+        Column("node", "Node", lambda row: row.node.pk, ("id",)),
+        Column("state", "State", lambda row: row.node.state, ("state", "cordoned")),
+        Column("role", "Role", lambda row: row.role, ("member__rank",)),
+        Column("cell", "Cell", lambda row: row.member.cell_id if row.member else "", ("member__cell_id",), "wide"),
+        Column("region", "Region", lambda row: row.node.region_id, ("region_id",), "wide"),
+        Column("type", "Type", lambda row: row.node.instance_type_id, ("instance_type_id",), "wide"),
+        Column("engine", "Engine", lambda row: row.report.state if row.report else "", ("report__state",), "wide"),
+        Column("ports", "Ports", lambda row: row.node.port_base, ("port_base",), "wide number"),
+        Column("report", "Last report", _last_seen, ("report__last_seen_at",), "wide number", is_newest_first=True),
+        Column("since", "In this state", lambda row: row.node.state_since, ("state_since",), "wide number"),
+    ),
+    query=_listed,
+    rows=lambda nodes, now: [node_row(node, now) for node in nodes],
+    order=("region__position", "region_id", "member__cell_id", "member__rank", "id"),
+    filters=("region", "state", "role", "q"),
+)
 
 
 def _node_filter(request: PageRequest) -> Filter:
@@ -179,9 +175,10 @@ def _node_actions(request: PageRequest) -> ActionMenu:
 NODES = Page(
     section="nodes",
     title="Nodes",
-    fragments=(Fragment("nodes-table", "", ("nodes", "cells"), "fleet/nodes/table.html", _node_rows),),
+    fragments=(Fragment("nodes-table", "", ("nodes", "cells"), "fleet/nodes/table.html", NODE_LIST.page),),
     narrow=_node_filter,
     past=PAST_NODES,
+    export=NODE_LIST.export,
 )
 
 

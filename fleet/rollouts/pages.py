@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from django.db.models import Case, Q, When
+from django.db.models import Case, Q, QuerySet, When
 from django.http import HttpResponse
 from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
@@ -33,8 +33,9 @@ from controlplane.dashboard.charts import Band, Chart, Colour, Series
 from controlplane.dashboard.choices import choose_labelled
 from controlplane.dashboard.events import EventList, rollout_events
 from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.lists import Column, List, ListPage
 from fleet.cells.models import Cell
-from fleet.cells.pages.data import CellList, cells_of
+from fleet.cells.pages.data import CellSummary, cells_of
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.planner import GatePolicy, parse_policy
 from fleet.load.planner import FINE_S, KEPT_S
@@ -70,8 +71,6 @@ from kernel.time_ranges import TimeRange
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.lifecycle import VersionState
 
-ROLLOUTS_SHOWN = 100
-
 LATENCIES = (("Time to first token", "time_to_first_token"), ("Time between tokens", "time_between_tokens"))
 QUANTILES = ("median", "p95")
 
@@ -80,13 +79,6 @@ QUANTILES = ("median", "p95")
 class RolloutRow:
     rollout: Rollout
     stage: str
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutList:
-    rows: tuple[RolloutRow, ...]
-    more: bool
-    filtered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,18 +130,36 @@ class RolloutDetail:
     gate: GatePolicy
 
 
-def rollout_list(*, state: str = "", text: str = "", limit: int = ROLLOUTS_SHOWN) -> RolloutList:
-    """Rollouts, newest first. The state `active` selects those that have not ended."""
-    rollouts = rollouts_described()
+def _listed(request: PageRequest) -> "QuerySet[Rollout]":
+    rollouts, state, text = rollouts_described(), request.text("state"), request.text("q")
     if state == "active":
         rollouts = rollouts.filter(state__in=ACTIVE)
     elif state:
         rollouts = rollouts.filter(state=state)
     if text:
         rollouts = rollouts.filter(Q(deployment__name__icontains=text) | Q(reason__icontains=text))
-    fetched = list(rollouts[: limit + 1])
-    rows = tuple(RolloutRow(rollout, stage_label(rollout)) for rollout in fetched[:limit])
-    return RolloutList(rows=rows, more=len(fetched) > limit, filtered=bool(state or text))
+    return rollouts
+
+
+ROLLOUT_LIST: List[RolloutRow] = List(
+    name="rollouts",
+    columns=(
+        Column("rollout", "Rollout", lambda row: row.rollout.pk, ("id",), is_newest_first=True),
+        Column("state", "State", lambda row: row.rollout.state, ("state",)),
+        Column("deployment", "Deployment", lambda row: row.rollout.deployment_id, ("deployment_id",)),
+        Column("from", "From", lambda row: row.rollout.from_version.reference, ("from_version_id",), "wide"),
+        Column("to", "To", lambda row: row.rollout.to_version.reference, ("to_version_id",)),
+        Column("stage", "Stage", lambda row: row.stage, ("stage",), "wide"),
+        Column("actor", "Started by", lambda row: row.rollout.actor, ("actor",), "wide"),
+        Column(
+            "started", "Started", lambda row: row.rollout.created_at, ("created_at",), "number", is_newest_first=True
+        ),
+    ),
+    query=_listed,
+    rows=lambda rollouts, now: [RolloutRow(rollout, stage_label(rollout)) for rollout in rollouts],
+    order=("-id",),
+    filters=("state", "q"),
+)
 
 
 def rollout_find(key: str) -> RolloutDetail | None:
@@ -327,10 +337,6 @@ EFFECTS: dict[str, str] = {
 }
 
 
-def _rollout_rows(request: PageRequest) -> RolloutList:
-    return rollout_list(state=request.text("state"), text=request.text("q"))
-
-
 def _rollout_filter(request: PageRequest) -> Filter:
     options = (("", "all"), ("active", "active"), *choices(RolloutState))
     state = choose_labelled(request, "state", options)
@@ -345,7 +351,7 @@ def _rollout_charts(request: PageRequest) -> tuple[Chart, ...]:
     return rollout_charts(request.once(_rollout).rollout, request.now)
 
 
-def _rollout_cells(request: PageRequest) -> CellList:
+def _rollout_cells(request: PageRequest) -> ListPage[CellSummary]:
     return cells_of(request.once(_rollout).rollout.deployment_id, request.now)
 
 
@@ -360,8 +366,9 @@ def _events_of_rollout(request: PageRequest) -> EventList:
 ROLLOUTS = Page(
     section="rollouts",
     title="Rollouts",
-    fragments=(Fragment("rollouts-table", "", ("rollouts",), "fleet/rollouts/table.html", _rollout_rows),),
+    fragments=(Fragment("rollouts-table", "", ("rollouts",), "fleet/rollouts/table.html", ROLLOUT_LIST.page),),
     narrow=_rollout_filter,
+    export=ROLLOUT_LIST.export,
 )
 
 ROLLOUT = Page(

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from functools import partial
 
 from django.conf import settings
+from django.db.models import QuerySet
 from django.urls import reverse
 
 from controlplane.api.apply.planning import Kind
@@ -23,6 +24,7 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.choices import choose_labelled
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.lists import Column, List
 from controlplane.dashboard.wizards import (
     Documents,
     Facts,
@@ -53,13 +55,6 @@ EFFECTS = {
     "retry": "The import continues with the same commit; verified files are kept.",
     "draft": "A draft is created that serves this artifact, with the model's heads, layers and context length.",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class ImportList:
-    rows: tuple[ModelImport, ...]
-    more: bool
-    filtered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +89,28 @@ class FileList:
     hidden: int
 
 
-def _list(request: PageRequest) -> ImportList:
-    state, text = request.text("state"), request.text("q")
-    rows = ModelImport.objects.order_by("-id")
-    if state:
-        rows = rows.filter(state=state)
-    if text:
-        rows = rows.filter(source__icontains=text)
-    found = tuple(rows[: SHOWN + 1])
-    return ImportList(found[:SHOWN], len(found) > SHOWN, bool(state or text))
+def _listed(request: PageRequest) -> "QuerySet[ModelImport]":
+    rows, state, text = ModelImport.objects.all(), request.text("state"), request.text("q")
+    rows = rows.filter(state=state) if state else rows
+    return rows.filter(source__icontains=text) if text else rows
+
+
+IMPORT_LIST: List[ModelImport] = List(
+    name="imports",
+    columns=(
+        Column("import", "Import", lambda row: row.source, ("source",)),
+        Column("state", "State", lambda row: row.state, ("state",)),
+        Column("done", "Done", lambda row: row.bytes_done, ("bytes_done",), "number", is_newest_first=True),
+        Column("size", "Size", lambda row: row.bytes_total, ("bytes_total",), "number wide", is_newest_first=True),
+        Column("files", "Files", lambda row: row.files_total, ("files_total",), "number wide", is_newest_first=True),
+        Column("by", "By", lambda row: row.actor, ("actor",), "wide"),
+        Column("created", "Created", lambda row: row.created_at, ("id",), "number wide", is_newest_first=True),
+    ),
+    query=_listed,
+    rows=lambda imports, now: imports,
+    order=("-id",),
+    filters=("state", "q"),
+)
 
 
 def _filter(request: PageRequest) -> Filter:
@@ -139,8 +147,9 @@ def _actions(request: PageRequest) -> ActionMenu:
 IMPORTS = Page(
     section="models",
     title="Imports",
-    fragments=(Fragment("imports-table", "", ("imports",), "models_registry/imports/table.html", _list),),
+    fragments=(Fragment("imports-table", "", ("imports",), "models_registry/imports/table.html", IMPORT_LIST.page),),
     narrow=_filter,
+    export=IMPORT_LIST.export,
 )
 IMPORT = Page(
     section="models",

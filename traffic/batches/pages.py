@@ -4,7 +4,7 @@ content."""
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.urls import reverse
 
 from controlplane.dashboard.actions import (
@@ -19,6 +19,7 @@ from controlplane.dashboard.actions import (
 from controlplane.dashboard.charts import Band, Chart, Colour, Series
 from controlplane.dashboard.choices import choose_labelled
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.lists import Column, List
 from fleet.reconcile.planning.states import choices
 from kernel.tones import Tone
 from traffic.batches.models import Batch, BatchTimeline
@@ -26,8 +27,6 @@ from traffic.batches.planning.batch import BATCH_TONE, ENDED, OPEN, BatchState
 from traffic.batches.planning.pacing import actual_rates, needed_lines, needed_rates
 from traffic.batches.selectors import BatchStanding, batch_standing, batches_described
 from traffic.batches.services.batch import batch_cancel_for_operator
-
-BATCHES_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,24 +53,35 @@ class BatchRow:
         return self.state in ENDED
 
 
-@dataclass(frozen=True, slots=True)
-class BatchList:
-    rows: tuple[BatchRow, ...]
-    more: bool
-    filtered: bool
-
-
-def batch_list(*, state: str, text: str, now: datetime) -> BatchList:
-    batches = batches_described().order_by("-created_at", "-id")
+def _listed(request: PageRequest) -> "QuerySet[Batch]":
+    batches, state, text = batches_described(), request.text("state"), request.text("q")
     if state == "open":
         batches = batches.filter(state__in=[each.value for each in OPEN])
     elif state:
         batches = batches.filter(state=state)
     if text:
         batches = batches.filter(Q(id__startswith=text) | Q(tenant__icontains=text) | Q(model__icontains=text))
-    found = list(batches[: BATCHES_SHOWN + 1])
-    rows = tuple(BatchRow(batch, batch_standing(batch, now)) for batch in found[:BATCHES_SHOWN])
-    return BatchList(rows, len(found) > BATCHES_SHOWN, bool(state or text))
+    return batches
+
+
+BATCH_LIST: List[BatchRow] = List(
+    name="batches",
+    columns=(
+        Column("batch", "Batch", lambda row: row.batch.id, ("id",)),
+        Column("state", "State", lambda row: row.batch.state, ("state",)),
+        Column("tenant", "Tenant", lambda row: row.batch.tenant, ("tenant",)),
+        Column("model", "Model", lambda row: row.batch.model, ("model",), "wide"),
+        Column("lines", "Lines", lambda row: row.batch.lines, ("lines",), "number", is_newest_first=True),
+        Column("done", "Done", lambda row: row.standing.percent, css="number"),
+        Column("failed", "Failed", lambda row: row.standing.failed, css="number wide"),
+        Column("rate", "Lines/s", lambda row: row.standing.lines_per_s, css="number wide"),
+        Column("ends", "Ends about", lambda row: row.standing.estimated_end_at, css="number"),
+    ),
+    query=_listed,
+    rows=lambda batches, now: [BatchRow(batch, batch_standing(batch, now)) for batch in batches],
+    order=("-created_at", "-id"),
+    filters=("state", "q"),
+)
 
 
 def batch_find(batch_id: str, now: datetime) -> BatchRow | None:
@@ -117,10 +127,6 @@ CANCELLABLE = frozenset({BatchState.VALIDATING, BatchState.IN_PROGRESS})
 CANCEL_EFFECT = "No more lines are sent. Its tenant can read completed lines."
 
 
-def _list(request: PageRequest) -> BatchList:
-    return batch_list(state=request.text("state"), text=request.text("q"), now=request.now)
-
-
 def _filter(request: PageRequest) -> Filter:
     options = (("", "all"), ("open", "open"), *choices(BatchState))
     state = choose_labelled(request, "state", options)
@@ -142,8 +148,9 @@ def _actions(request: PageRequest) -> ActionMenu:
 BATCHES = Page(
     section="batches",
     title="Batches",
-    fragments=(Fragment("batches-table", "", ("batches",), "traffic/batches/table.html", _list),),
+    fragments=(Fragment("batches-table", "", ("batches",), "traffic/batches/table.html", BATCH_LIST.page),),
     narrow=_filter,
+    export=BATCH_LIST.export,
 )
 
 BATCH = Page(

@@ -1,11 +1,13 @@
 """Data of the pages about cells: members, load, software, and the effects of actions. Reads only."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from django.db.models import Case, Prefetch, Q, QuerySet, When
+from django.db.models import Case, OuterRef, Prefetch, Q, QuerySet, Subquery, When
 
+from controlplane.dashboard.fragments import PageRequest
+from controlplane.dashboard.lists import Column, List, ListPage
 from engine_agent.protocol.fingerprint import first_mismatch
 from engine_agent.protocol.load_messages import Load
 from engine_agent.protocol.states import MemberRole
@@ -13,6 +15,7 @@ from fleet.cells.models import Cell, CellMember
 from fleet.deployments.models import Deployment
 from fleet.deployments.selectors import engine_on
 from fleet.load.pages import load_of, report_of, silent_s
+from fleet.load.planner import FRESH_FOR_S
 from fleet.load.selectors import deployment_subject, last_windows
 from fleet.nodes.models import Node, NodeReport
 from fleet.nodes.planner import compare_stacks, member_stacks, stack_digest
@@ -20,7 +23,6 @@ from fleet.placement.planning.distance import depth_of, distance
 from fleet.reconcile.planning.states import CellState
 from kernel.models import Event
 
-CELLS_SHOWN = 100
 CELLS_BESIDE = 50
 """Maximum rows of a list that is part of another page."""
 SUMMARY_COLUMNS = (
@@ -60,17 +62,6 @@ class CellSummary:
     cell: Cell
     members: tuple[CellMember, ...]
     load: Load | None
-
-
-@dataclass(frozen=True, slots=True)
-class CellList:
-    """`more`: `rows` is not complete. `filtered`: a filter narrows the list. `page`: number from 1, or 0 if the list is
-    part of another page."""
-
-    rows: tuple[CellSummary, ...]
-    more: bool
-    filtered: bool
-    page: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,36 +116,61 @@ def _cell_load(cell: Cell, leader: Node | None, now: datetime) -> Load | None:
     return load_of(cell, report_of(leader), now) if leader else None
 
 
-def cell_list(
-    *, now: datetime, deployment: str = "", region: str = "", state: str = "", text: str = "", page: int = 1
-) -> CellList:
-    """Cells by deployment and region, in pages from 1. Leaves out stopped cells unless `state` selects them."""
-    cells = _ordered().filter(state=state) if state else _ordered().exclude(state=CellState.STOPPED)
-    if deployment:
-        cells = cells.filter(deployment_id=deployment)
-    if region:
-        cells = cells.filter(region_id=region)
+def _listed(request: PageRequest) -> "QuerySet[Cell]":
+    """Leaves out stopped cells unless `state` selects them."""
+    state, text = request.text("state"), request.text("q")
+    cells = cells_summary().filter(state=state) if state else cells_summary().exclude(state=CellState.STOPPED)
+    for column in ("deployment", "region"):
+        if name := request.text(column):
+            cells = cells.filter(**{f"{column}_id": name})
     if text:
         cells = cells.filter(Q(id__icontains=text) | Q(reason__icontains=text))
-    fetched = list(cells[(page - 1) * CELLS_SHOWN : page * CELLS_SHOWN + 1])
-    rows = tuple(_summary(cell, now) for cell in fetched[:CELLS_SHOWN])
-    return CellList(
-        rows, more=len(fetched) > CELLS_SHOWN, filtered=bool(deployment or region or state or text), page=page
-    )
+    return cells.alias(**{f"its_{name}": _load_column(name, request.now) for name in SORTED_LOAD})
 
 
-def cells_of(deployment: str, now: datetime) -> CellList:
+SORTED_LOAD = ("in_flight", "queued", "tokens_per_s", "ttft_p50_ms", "ttft_p99_ms")
+
+
+def _load_column(name: str, now: datetime) -> Subquery:
+    """A figure of the load that `load_of` shows, to sort by."""
+    fresh = Q(node__report__cell=OuterRef("pk"), node__report__generation=OuterRef("generation"))
+    fresh &= Q(node__report__last_seen_at__gte=now - timedelta(seconds=FRESH_FOR_S))
+    leaders = CellMember.objects.filter(fresh, cell=OuterRef("pk"), rank=0)
+    return Subquery(leaders.values(f"node__report__load__{name}")[:1])
+
+
+def _load_value(name: str) -> Callable[[CellSummary], object]:
+    return lambda row: getattr(row.load, name, None)
+
+
+CELL_LIST: List[CellSummary] = List(
+    name="cells",
+    columns=(
+        Column("cell", "Cell", lambda row: row.cell.pk, ("id",)),
+        Column("state", "State", lambda row: row.cell.state, ("state",)),
+        Column("version", "Version", lambda row: row.cell.model_version.reference, ("model_version",), "wide"),
+        Column("generation", "Generation", lambda row: row.cell.generation, ("generation",), "wide number"),
+        Column("nodes", "Nodes", lambda row: " ".join(member.node_id for member in row.members), css="wide"),
+        Column("in-flight", "In flight", _load_value("in_flight"), ("its_in_flight",), "number"),
+        Column("queued", "Queued", _load_value("queued"), ("its_queued",), "wide number"),
+        Column("tokens", "Tokens/s", _load_value("tokens_per_s"), ("its_tokens_per_s",), "wide number"),
+        Column("ttft-p50", "TTFT p50", _load_value("ttft_p50_ms"), ("its_ttft_p50_ms",), "wide number"),
+        Column("ttft-p99", "TTFT p99", _load_value("ttft_p99_ms"), ("its_ttft_p99_ms",), "number"),
+        Column("since", "In this state", lambda row: row.cell.state_since, ("state_since",), "wide number"),
+    ),
+    query=_listed,
+    rows=lambda cells, now: [_summary(cell, now) for cell in cells],
+    order=("deployment_id", "region__position", "region_id", "created_at", "id"),
+    filters=("deployment", "region", "state", "q"),
+)
+
+
+def cells_of(deployment: str, now: datetime) -> ListPage[CellSummary]:
     """The first live cells of a deployment, those that are not ready first."""
     ready_last = Case(When(state=CellState.READY.value, then=1), default=0)
     cells = cells_summary().filter(deployment_id=deployment).exclude(state=CellState.STOPPED)
     ordered = cells.order_by(ready_last, "region__position", "region_id", "created_at", "id")
-    fetched = list(ordered[: CELLS_BESIDE + 1])
-    rows = tuple(_summary(cell, now) for cell in fetched[:CELLS_BESIDE])
-    return CellList(rows, more=len(fetched) > CELLS_BESIDE, filtered=False)
-
-
-def _ordered() -> "QuerySet[Cell]":
-    return cells_summary().order_by("deployment_id", "region__position", "region_id", "created_at", "id")
+    return CELL_LIST.part(list(ordered[: CELLS_BESIDE + 1]), now, CELLS_BESIDE)
 
 
 def cell_find(*, cell_id: str, now: datetime) -> CellRow | None:

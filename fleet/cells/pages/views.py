@@ -13,11 +13,10 @@ from controlplane.dashboard.events import EventList, cell_events, chart_markers
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from fleet.cells.models import Cell
 from fleet.cells.pages.data import (
-    CellList,
+    CELL_LIST,
     CellRow,
     Stack,
     cell_find,
-    cell_list,
     cell_stack,
     drain_effect,
     restart_effect,
@@ -34,17 +33,6 @@ from fleet.recorder.planning.explanations import Subject
 from kernel.time_ranges import OF_LOAD
 
 EVENTS_OF_ONE_CELL = 30
-
-
-def _cell_rows(request: PageRequest) -> CellList:
-    return cell_list(
-        now=request.now,
-        deployment=request.text("deployment"),
-        region=request.text("region"),
-        state=request.text("state"),
-        text=request.text("q"),
-        page=request.page,
-    )
 
 
 def _cell_filter(request: PageRequest) -> Filter:
@@ -93,9 +81,10 @@ def _events_of_cell(request: PageRequest) -> EventList:
 CELLS = Page(
     section="cells",
     title="Cells",
-    fragments=(Fragment("cells-table", "", ("cells", "load"), "fleet/cells/table.html", _cell_rows),),
+    fragments=(Fragment("cells-table", "", ("cells", "load"), "fleet/cells/table.html", CELL_LIST.page),),
     narrow=_cell_filter,
     past=PAST_CELLS,
+    export=CELL_LIST.export,
 )
 
 CELL = Page(

@@ -22,6 +22,7 @@ from controlplane.dashboard.charts import Marker
 from controlplane.dashboard.choices import choose_deployment, choose_region
 from controlplane.dashboard.events import EventList, chart_markers, deployment_events
 from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.lists import ListPage
 from controlplane.forecast_budget import FORECASTS
 from controlplane.what_if import plan_scale
 from fleet.autoscaling.pages import Autoscaling, Forecasts, Roles, autoscaling_of, forecasts_of, roles_of
@@ -34,7 +35,7 @@ from fleet.autoscaling.planning.policy import (
     parse_cells,
 )
 from fleet.capacity.pages import DayPlanView, day_plan_view
-from fleet.cells.pages.data import CellList, cells_of
+from fleet.cells.pages.data import CellSummary, cells_of
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.pages.data import (
     DeploymentList,
@@ -76,7 +77,7 @@ def _deployment(request: PageRequest) -> DeploymentRow:
     return found_or_404(deployment_find(name=request.key, now=request.now), f"deployment {request.key!r}")
 
 
-def _deployment_cells(request: PageRequest) -> CellList:
+def _deployment_cells(request: PageRequest) -> ListPage[CellSummary]:
     return cells_of(request.key, request.now)
 
 

@@ -9,6 +9,8 @@ from typing import Any
 from django.db import connection
 from django.db.models import Count, Q, QuerySet
 
+from controlplane.dashboard.fragments import PageRequest
+from controlplane.dashboard.lists import Column, List, ListPage
 from fleet.cells.models import Cell
 from fleet.deployments.models import Deployment
 from fleet.load.planner import FINE_S
@@ -70,18 +72,11 @@ class VersionRow:
 
 
 @dataclass(frozen=True, slots=True)
-class VersionList:
-    rows: tuple[VersionRow, ...]
-    more: bool
-    filtered: bool
-
-
-@dataclass(frozen=True, slots=True)
 class ModelPage:
     """A model with its versions, newest first. `serving`: deployments of any of them."""
 
     model: Model
-    versions: VersionList
+    versions: ListPage[VersionRow]
 
     @property
     def serving(self) -> tuple[str, ...]:
@@ -196,33 +191,49 @@ class MeasuredCells:
     itl_p95_ms: float | None
 
 
-def version_list(*, text: str = "", limit: int = VERSIONS_SHOWN) -> VersionList:
-    """Versions by model, newest first, in two queries."""
-    versions = _versions()
-    if text:
-        versions = versions.filter(
-            Q(model__name__icontains=text) | Q(version__icontains=text) | Q(engine__icontains=text)
-        )
-    return _list(versions, bool(text), limit)
+def _listed(request: PageRequest) -> "QuerySet[ModelVersion]":
+    versions, text = _versions(), request.text("q")
+    words = Q(model__name__icontains=text) | Q(version__icontains=text) | Q(engine__icontains=text)
+    return versions.filter(words) if text else versions
 
 
-def model_find(name: str) -> ModelPage | None:
+def _degrees(row: VersionRow) -> str:
+    return "; ".join(f"{degrees} of {kind}" for kind, degrees in row.degrees)
+
+
+VERSION_LIST: List[VersionRow] = List(
+    name="model-versions",
+    columns=(
+        Column("version", "Version", lambda row: row.version.reference, ("model_id", "version")),
+        Column("state", "State", lambda row: row.version.state, ("state",)),
+        Column("engine", "Engine", lambda row: row.version.engine, ("engine",)),
+        Column("cell", "One cell", _degrees, css="wide"),
+        Column("context", "Context", lambda row: row.version.context_length, ("context_length",), "wide number"),
+        Column("most", "Concurrency", lambda row: row.version.max_concurrency, ("max_concurrency",), "wide number"),
+        Column("artifact", "Artifact", lambda row: row.version.artifact_digest, ("artifact_digest",), "wide"),
+        Column("serves", "Serves", lambda row: " ".join(row.deployments), css="wide"),
+        Column("cells", "Cells", lambda row: row.cells, ("live_cells",), "number", is_newest_first=True),
+        Column("created", "Created", lambda row: row.version.created_at, ("id",), "wide number", is_newest_first=True),
+    ),
+    query=_listed,
+    rows=lambda versions, now: [_version_row(each) for each in versions],
+    order=("model_id", "-id"),
+)
+
+
+def model_find(name: str, now: datetime) -> ModelPage | None:
     """One model with its versions, in three queries; None if it does not exist."""
     model = Model.objects.filter(name=name).first()
-    return ModelPage(model, _list(_versions().filter(model=model), False, VERSIONS_SHOWN)) if model else None
+    if model is None:
+        return None
+    versions = list(_versions().filter(model=model).order_by("-id")[: VERSIONS_SHOWN + 1])
+    return ModelPage(model, VERSION_LIST.part(versions, now, VERSIONS_SHOWN))
 
 
 def _versions() -> "QuerySet[ModelVersion]":
     live = Count("cells", filter=~Q(cells__state=CellState.STOPPED.value))
     versions = ModelVersion.objects.select_related("model").prefetch_related("deployments")
-    return versions.annotate(live_cells=live).order_by("model_id", "-id")
-
-
-def _list(versions: "QuerySet[ModelVersion]", filtered: bool, limit: int) -> VersionList:
-    fetched = list(versions[: limit + 1])
-    return VersionList(
-        rows=tuple(_version_row(each) for each in fetched[:limit]), more=len(fetched) > limit, filtered=filtered
-    )
+    return versions.annotate(live_cells=live)
 
 
 def _version_row(version: ModelVersion) -> VersionRow:

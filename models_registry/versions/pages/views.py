@@ -18,6 +18,7 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.events import EventList, version_events
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.lists import ListPage
 from models_registry.benchmarks.pages import BenchmarksView, SearchesView, model_benchmarks, model_searches
 from models_registry.builds.pages import BUILDS
 from models_registry.compile_caches.pages import VersionCaches, version_caches
@@ -25,18 +26,18 @@ from models_registry.instance_types.selectors import instance_shapes
 from models_registry.speculation.pages import AcceptedRow, SpeculationView, version_accepted, version_speculation
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.pages.data import (
+    VERSION_LIST,
     CellOfVersion,
     DiffPage,
     MeasuredCells,
     ModelPage,
-    VersionList,
     VersionPage,
+    VersionRow,
     VersionRuns,
     model_find,
     version_cells,
     version_diff,
     version_find,
-    version_list,
     version_measures,
     version_page,
     version_runs,
@@ -58,19 +59,15 @@ EFFECTS: dict[str, str] = {
 }
 
 
-def _list(request: PageRequest) -> VersionList:
-    return version_list(text=request.text("q"))
-
-
 def _filter(request: PageRequest) -> Filter:
     return Filter(text_label="Find by model, version or engine", text_name="q", text=request.text("q"))
 
 
 def _model(request: PageRequest) -> ModelPage:
-    return found_or_404(model_find(request.key), f"model {request.key!r}")
+    return found_or_404(model_find(request.key, request.now), f"model {request.key!r}")
 
 
-def _versions(request: PageRequest) -> VersionList:
+def _versions(request: PageRequest) -> ListPage[VersionRow]:
     return request.once(_model).versions
 
 
@@ -143,8 +140,12 @@ TOPICS = ("models", "deployments", "cells")
 MODELS = Page(
     section="models",
     title="Models",
-    fragments=(Fragment("versions-table", "", TOPICS, "models_registry/versions/table.html", _list), BUILDS),
+    fragments=(
+        Fragment("versions-table", "", TOPICS, "models_registry/versions/table.html", VERSION_LIST.page),
+        BUILDS,
+    ),
     narrow=_filter,
+    export=VERSION_LIST.export,
 )
 
 MODEL = Page(

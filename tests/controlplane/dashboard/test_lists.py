@@ -1,8 +1,15 @@
-"""Filters narrow, live in the URL, and never hide that they do."""
+"""Lists sort by their columns, narrow and are exported; all of it lives in the URL."""
+
+import csv
+from typing import Any
 
 import pytest
+from django.test import Client
 
+from controlplane.dashboard.lists import cell_text
+from kernel import clock
 from kernel.events import event_record
+from tests.controlplane.access.callers import make_user
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
 from tests.fleet import rows
@@ -116,7 +123,7 @@ def test_traffic_shows_who_is_behind_and_what_an_ingress_cannot_reach() -> None:
 
 
 def test_cells_come_in_pages_that_keep_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.cells.pages.data.CELLS_SHOWN", 2)
+    monkeypatch.setattr("controlplane.dashboard.lists.ROWS_SHOWN", 2)
     for number in range(3):
         rows.cell(f"c-{number}")
     first = shown("/cells/?region=us-east-1", "cells-table")
@@ -131,3 +138,113 @@ def test_a_page_that_there_is_not_leads_back(page: str) -> None:
     rows.node("n-00000001")
     text = shown(f"/nodes/?page={page}", "nodes-table")
     assert "There is no page 7." in text if page == "7" else "n-00000001" in text
+
+
+def order_of(url: str, name: str, *ids: str) -> list[str]:
+    """These IDs in the order in which a list shows their rows."""
+    text = shown(url, name)
+    return sorted(ids, key=lambda one: text.index(f'id="row-{one}"'))
+
+
+def busy(name: str, in_flight: int, **report: Any) -> None:
+    seen = {"load": {"in_flight": in_flight}, "last_seen_at": clock.now(), **report}
+    rows.cell(name, rows.node(f"n-of-{name}", report=seen), created_at=clock.now())
+
+
+def test_cells_are_sorted_by_the_load_that_they_show_and_those_without_are_last() -> None:
+    for name, in_flight in (("c-2", 2), ("c-10", 10), ("c-1", 1)):
+        busy(name, in_flight)
+    busy("c-old", 99, last_seen_at=NOW)
+    cells = ("c-2", "c-10", "c-1", "c-old")
+    assert order_of("/cells/?sort=in-flight", "cells-table", *cells) == ["c-1", "c-2", "c-10", "c-old"]
+    assert order_of("/cells/?sort=-in-flight", "cells-table", *cells) == ["c-10", "c-2", "c-1", "c-old"]
+
+
+def test_headings_say_how_a_list_is_sorted_and_a_click_turns_it() -> None:
+    rows.node("n-1")
+    rows.node("n-2")
+    text = shown("/nodes/?state=ready&sort=node", "nodes-table")
+    assert '<th scope="col" aria-sort="ascending"><a href="?state=ready&amp;sort=-node">Node</a>' in text
+    assert order_of("/nodes/?sort=-node", "nodes-table", "n-1", "n-2") == ["n-2", "n-1"]
+    assert "sort=-report" in text, "the newest first"
+    assert 'name="sort" value="-node"' in signed_in().get("/nodes/?sort=-node").text
+
+
+@pytest.mark.parametrize("sort", ["password", "-", "--node", "member__cell", "node,id", "<script>", "9" * 500])
+def test_a_column_that_there_is_not_sorts_nothing(sort: str) -> None:
+    rows.node("n-1")
+    response = signed_in().get("/nodes/", {"sort": sort})
+    assert response.status_code == 200
+    assert "aria-sort" not in response.text
+
+
+def csv_of(url: str) -> list[list[str]]:
+    response: Any = signed_in().get(url)
+    assert response.headers["Content-Type"] == "text/csv; charset=utf-8"
+    assert "attachment; filename=" in response.headers["Content-Disposition"]
+    return list(csv.reader(b"".join(response.streaming_content).decode().splitlines()))
+
+
+def test_a_list_is_exported_as_it_is_filtered_and_sorted() -> None:
+    for number in range(3):
+        rows.node(f"n-{number}", cordoned=number == 0)
+    rows.node("n-9", state="lost")
+    heading, *lines = csv_of("/nodes/?state=ready&sort=-node&format=csv")
+    assert heading[:3] == ["Node", "State", "Role"]
+    assert [line[0] for line in lines] == ["n-2", "n-1", "n-0"]
+    assert lines[0][8] == "2026-11-21T12:00:00+00:00"
+
+
+def test_an_export_is_complete_beyond_a_page_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("ROWS_SHOWN", 1), ("CHUNK", 2), ("MAX_EXPORTED", 5)):
+        monkeypatch.setattr(f"controlplane.dashboard.lists.{name}", value)
+    for number in range(7):
+        rows.node(f"n-{number}")
+    assert len(csv_of("/nodes/?format=csv")) == 1 + 5
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("=1+1", "'=1+1"),
+        ("+A1", "'+A1"),
+        ("-A1", "'-A1"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("\t=1", "'\t=1"),
+        (-3, "-3"),
+        (None, ""),
+        ("a\0b", "ab"),
+        (True, "True"),
+        (NOW, "2026-11-21T12:00:00+00:00"),
+    ],
+)
+def test_a_spreadsheet_calculates_no_value(value: object, text: str) -> None:
+    assert cell_text(value) == text
+
+
+def test_what_users_typed_is_exported_as_text() -> None:
+    event_record(kind="k", message='=HYPERLINK("https://evil.example")', now=NOW)
+    assert csv_of("/events/?format=csv")[1][2].startswith("'=HYPERLINK")
+
+
+def test_an_export_needs_the_role_of_its_page() -> None:
+    client = Client()
+    assert client.get("/nodes/?format=csv").headers["Location"].startswith("/login/")
+    client.force_login(make_user("viewer"))
+    assert client.get("/nodes/?format=csv").headers["Content-Type"].startswith("text/csv")
+    assert client.get("/audit/?format=csv").status_code == 403
+    assert csv_of("/audit/?format=csv")[0][:2] == ["Number", "Time"]
+
+
+def test_events_are_found_by_a_part_of_their_message_a_part_of_the_history_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("controlplane.dashboard.events.SEARCHED", 3)
+    for message in ("needle one", "b", "c", "needle two", "e"):
+        event_record(kind="k", message=message, now=NOW, cell="c-1")
+    first = shown("/events/?q=NEEDLE", "events-list")
+    assert "needle two" in first
+    assert "needle one" not in first
+    older = first.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")
+    assert "needle one" in shown(f"/events/{older}", "events-list")
+    assert 'name="subject" value="c-1"' in signed_in().get("/events/?subject=c-1").text

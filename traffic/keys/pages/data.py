@@ -1,7 +1,7 @@
 """Data of the key pages: states, limits, hourly usage as rows and charts, and the ingresses that enforce the keys."""
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, time
 from decimal import Decimal
@@ -11,6 +11,8 @@ from django.db.models import Q, QuerySet, Sum
 from django.db.models.functions import Coalesce
 
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
+from controlplane.dashboard.fragments import PageRequest
+from controlplane.dashboard.lists import Column, List
 from controlplane.dashboard.snippets import snippets
 from fleet.deployments.models import Deployment
 from fleet.regions.models import Region
@@ -43,13 +45,6 @@ class KeyRow:
     def limits(self) -> str:
         """Returns a text such as "60 requests/min, 3 concurrent", or "none"."""
         return limits_text(self.key)
-
-
-@dataclass(frozen=True, slots=True)
-class KeyList:
-    rows: tuple[KeyRow, ...]
-    more: bool
-    filtered: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,17 +88,44 @@ class PolicyView:
     revocations: int
 
 
-def key_list(*, state: str, tenant: str, text: str, now: datetime) -> KeyList:
-    keys = keys_described(now).order_by("-id")
+def _listed(request: PageRequest) -> QuerySet[ApplicationKey]:
+    keys, state, text = keys_described(request.now), request.text("state"), request.text("q")
     if state in set(KeyState):
-        keys = keys_in_state(keys, KeyState(state), now)
-    if tenant:
+        keys = keys_in_state(keys, KeyState(state), request.now)
+    if tenant := request.text("tenant"):
         keys = keys.filter(tenant=tenant)
     if text:
         keys = keys.filter(Q(name__icontains=text) | Q(tenant__icontains=text) | Q(prefix=text.removeprefix("sw_")))
-    fetched = list(keys[: KEYS_SHOWN + 1])
-    rows = tuple(KeyRow(key, key.state_at(now)) for key in fetched[:KEYS_SHOWN])
-    return KeyList(rows, more=len(fetched) > KEYS_SHOWN, filtered=bool(state or tenant or text))
+    return keys
+
+
+def _key_rows(keys: Sequence[Any], now: datetime) -> list[KeyRow]:
+    return [KeyRow(key, key.state_at(now)) for key in keys]
+
+
+def _counted(name: str) -> Callable[[KeyRow], object]:
+    return lambda row: getattr(row.key, name)
+
+
+KEY_LIST: List[KeyRow] = List(
+    name="keys",
+    columns=(
+        Column("key", "Key", lambda row: f"{row.key.name} sw_{row.key.prefix}", ("name",)),
+        Column("state", "State", lambda row: row.state, ("revoked_at", "expires_at")),
+        Column("tenant", "Tenant", lambda row: row.key.tenant, ("tenant",)),
+        Column("limits", "Limits", lambda row: row.limits, css="wide"),
+        Column(
+            "requests", "Requests, 24 h", _counted("requests_24h"), ("requests_24h",), "number", is_newest_first=True
+        ),
+        Column("limited", "Rate-limited", _counted("limited_24h"), ("limited_24h",), "wide number"),
+        Column("errors", "Errors", _counted("errors_24h"), ("errors_24h",), "wide number", is_newest_first=True),
+        Column("used", "Last used", _counted("last_used_at"), ("last_used_at",), "number", is_newest_first=True),
+    ),
+    query=_listed,
+    rows=_key_rows,
+    order=("-id",),
+    filters=("state", "tenant", "q"),
+)
 
 
 def tenant_grant_rows() -> tuple[TenantGrant, ...]:

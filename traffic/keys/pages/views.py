@@ -35,13 +35,12 @@ from kernel.access import Role
 from traffic.keys.api import ChangeKeySerializer, CreateKeySerializer
 from traffic.keys.models import ApplicationKey
 from traffic.keys.pages.data import (
+    KEY_LIST,
     KeyDetail,
-    KeyList,
     KeyUse,
     PolicyView,
     key_chart,
     key_find,
-    key_list,
     key_tenants,
     key_use,
     policy_view,
@@ -79,10 +78,6 @@ SPEND_EFFECT = (
 )
 HOW_TO_VERIFY = "Its receiver checks messages by client.webhooks.unwrap(body, headers, secret=…) of OpenAI's client."
 HOW_TO_USE = "Send it as Authorization: Bearer …, or as the api_key of an OpenAI client."
-
-
-def _list(request: PageRequest) -> KeyList:
-    return key_list(state=request.text("state"), tenant=request.text("tenant"), text=request.text("q"), now=request.now)
 
 
 def _filter(request: PageRequest) -> Filter:
@@ -132,7 +127,7 @@ KEYS = Page(
     title="Keys",
     charts=True,
     fragments=(
-        Fragment("keys-table", "", ("keys", "usage"), "traffic/keys/table.html", _list),
+        Fragment("keys-table", "", ("keys", "usage"), "traffic/keys/table.html", KEY_LIST.page),
         Fragment("keys-usage", "Usage, last 48 hours", ("usage",), "dashboard/charts/several.html", _tenant_chart),
         Fragment(
             "keys-grants",
@@ -151,6 +146,7 @@ KEYS = Page(
         Fragment("keys-policy", "Key policy", ("keys", "traffic"), "traffic/keys/policy.html", _key_policy_view),
     ),
     narrow=_filter,
+    export=KEY_LIST.export,
 )
 
 KEY = Page(
