@@ -22,8 +22,15 @@ from fleet.faults.pages import INCIDENT, INCIDENTS, RUNBOOK, incident_action, in
 from fleet.machines.pages import MACHINE, MACHINES, invitation_withdraw_action, machine_action, machine_add_action
 from fleet.nodes.pages import NODE, NODES, node_action
 from fleet.recorder.pages.why import WHY
-from fleet.regions.pages import REGION, REGIONS, image_back_action, image_move_action, pool_action, pool_add_action
-from fleet.regions.wizard import REGION_WIZARD
+from fleet.regions.pages.views import (
+    REGION,
+    REGIONS,
+    image_back_action,
+    image_move_action,
+    pool_action,
+    pool_add_action,
+)
+from fleet.regions.pages.wizard import REGION_WIZARD
 from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
 from fleet.rollouts.pages import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
 from models_registry.benchmarks.pages import BENCHMARKS

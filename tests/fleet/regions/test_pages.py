@@ -7,8 +7,8 @@ from pytest_django import DjangoAssertNumQueries
 
 from fleet.capacity.planning.pools import Market
 from fleet.clouds.models import CapacityPool, CloudRegion, ImageMove
-from fleet.regions import pages as selector
-from fleet.regions.pages import region_tree
+from fleet.regions.pages import views as selector
+from fleet.regions.pages.views import region_tree
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
