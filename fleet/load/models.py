@@ -54,7 +54,7 @@ class LoadWindow(models.Model):
 class NodeWindow(models.Model):
     """A window of a node, `node:<id>`: use of its machine and its devices. A deployment and a region have the mean of
     their nodes, the hottest device and the total power. Totals of bytes and errors are the last ones in the window, so
-    that differences between windows count everything in between; only nodes have them. None: not reported."""
+    that differences between windows count everything in between; only nodes have them. Unreported columns are None."""
 
     pk = models.CompositePrimaryKey("subject_id", "step_s", "at")
     subject = models.ForeignKey(LoadSubject, on_delete=models.CASCADE, related_name="node_windows", db_index=False)

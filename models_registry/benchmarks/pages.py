@@ -1,14 +1,13 @@
 """The list of benchmarks, and those of a model for its page: tokens per second and chip against tokens per second and
 user, at every rate that held, with the Pareto set. Compares versions only within one workload and objective."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from django.db.models import Q
 
-from controlplane.dashboard.charts import BY_PLACE, HEIGHT_PX, MOST_SERIES, Colour
+from controlplane.dashboard.charts import BY_PLACE, HEIGHT_PX, MOST_SERIES, Colour, figure_json
 from controlplane.dashboard.choices import choose_labelled
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from models_registry.benchmarks.models import Benchmark, BenchmarkPoint, ConfigurationSearch
@@ -66,7 +65,7 @@ class BenchmarksView:
             "yaxis": {"title": {"text": "tokens/s per chip"}, "rangemode": "tozero"},
         }
         layout = {"height": 2 * HEIGHT_PX, "showlegend": True, "hovermode": "closest", **axes}
-        return json.dumps({"data": traces, "layout": layout}, separators=(",", ":"))
+        return figure_json(traces, layout)
 
 
 def model_benchmarks(model: str, use: str) -> BenchmarksView:
@@ -102,7 +101,6 @@ def _markers(name: str, points: Sequence[HeldPoint], colour: Colour) -> dict[str
 
 def _trace(name: str, points: Sequence[HeldPoint], mode: str, **style: Any) -> dict[str, Any]:
     return {
-        "type": "scatter",
         "mode": mode,
         "name": name,
         "x": [round(one.per_user, 3) for one in points],

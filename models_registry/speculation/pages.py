@@ -1,12 +1,11 @@
 """A version's speculation for its page: what its newest calibration says, as figures and tables. Reads only."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from controlplane.dashboard.charts import BY_PLACE, HEIGHT_PX, MOST_SERIES, Colour
+from controlplane.dashboard.charts import BY_PLACE, HEIGHT_PX, MOST_SERIES, Colour, figure_json
 from fleet.faults.planning.drift import SHARE_LEAST, accepted_expected
 from fleet.faults.selectors.faults import CellGuesses, cell_guesses
 from models_registry.speculation.planner import gains_by_size, guessed_at, read_step_cost
@@ -229,7 +228,6 @@ def _line(
 
 def _trace(name: str, points: Sequence[tuple[int, float]], mode: str, unit: str) -> dict[str, Any]:
     return {
-        "type": "scatter",
         "mode": mode,
         "name": name,
         "x": [size for size, _ in points],
@@ -245,4 +243,4 @@ def _marked(marks: Iterable[int], most: int) -> dict[str, Any]:
 
 def _figure(traces: Sequence[Mapping[str, Any]], xaxis: Mapping[str, Any]) -> str:
     layout = {"height": HEIGHT_PX + LEGEND_PX, "showlegend": True, "xaxis": xaxis, "yaxis": {"rangemode": "tozero"}}
-    return json.dumps({"data": list(traces), "layout": layout}, separators=(",", ":"))
+    return figure_json(traces, layout)
