@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from controlplane.chat_stream import error_message
+from controlplane.chat_stream import KEY_VARIABLE, error_message
 from controlplane.cli.commands.act import Yes
-from controlplane.cli.commands.chat import KEY_VARIABLE, ingress_of
+from controlplane.cli.commands.chat import ingress_of
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode, exit_code_of
 from controlplane.cli.session import Session, session_of

@@ -5,14 +5,14 @@ from datetime import timedelta
 import pytest
 
 from fleet.cells.models import Cell
-from fleet.cells.planner import FIGURES, compare_with_siblings
+from fleet.cells.planner import FIGURES, Figures, compare_with_siblings
 from fleet.load.models import LoadSubject, LoadWindow, NodeWindow
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
 
 
-def standing_out(own: dict[str, float | None], *siblings: dict[str, float | None]) -> list[str]:
+def standing_out(own: Figures, *siblings: Figures) -> list[str]:
     return [one.figure.name for one in compare_with_siblings(own, siblings) if one.stands_out]
 
 

@@ -73,7 +73,8 @@ def test_a_gate_shows_the_new_version_beside_the_old_one(rollout: Rollout) -> No
 def test_a_gate_names_the_limit_and_the_samples_of_what_is_worse(rollout: Rollout) -> None:
     gate = GatePolicy(latency_ratio=1.25, error_ratio=2.0, significance=0.01, min_samples=50)
     key = "time_to_first_token"
-    numbers = {"requests": 200, "errors": 10, "control_requests": 400, "control_errors": 2, "errors_chance": 0.0002}
+    numbers: dict[str, float | None] = {"requests": 200, "errors": 10, "errors_chance": 0.0002}
+    numbers |= {"control_requests": 400, "control_errors": 2}
     numbers |= {f"{key}_samples": 200, f"{key}_control_samples": 400}
     numbers |= {f"{key}_{each}_ms": 30.0 for each in ("median", "p95")}
     numbers |= {f"{key}_{each}_control_ms": 20.0 for each in ("median", "p95")}

@@ -49,11 +49,11 @@ def test_a_spend_limit_is_set_changed_and_removed_by_admins_only() -> None:
     assert viewer.post(f"/keys/{key.prefix}/ask/spend/", {"limit": "5"}).status_code == 403
     assert act(key, "spend", limit="5", hard_stop="yes")[0] == 200
     budget = Budget.objects.get()
-    assert (budget.key, budget.limit, budget.unit, budget.hard_stop) == (key.prefix, 5, "usd", True)
+    assert (budget.key, budget.limit, budget.unit, budget.hard_stop) == (key.prefix, Decimal(5), "usd", True)
     assert "key sw_" in fragment(signed_in(), f"/keys/{key.prefix}/", "key")
     assert 'value="5"' in signed_in().get(f"/keys/{key.prefix}/ask/spend/").text
     status, text = act(key, "spend", limit="-1")
-    assert (status, "budget" in text, Budget.objects.get().limit) == (409, True, 5)
+    assert (status, "budget" in text, Budget.objects.get().limit) == (409, True, Decimal(5))
     act(key, "spend", limit="7.5")
     assert (Budget.objects.get().limit, Budget.objects.get().hard_stop) == (Decimal("7.5"), False)
     act(key, "spend", limit="")
