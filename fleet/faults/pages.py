@@ -29,6 +29,8 @@ from fleet.faults.services.triage import NOTE_MAX, incident_acknowledge, inciden
 from fleet.nodes.models import Node
 from fleet.nodes.pages import DRAIN, REPLACE, UNCORDON, node_find
 from fleet.reconcile.planning.states import CELL_TONE, CellState, IncidentState, NodeState
+from fleet.recorder.pages.why import time_line_fragment
+from fleet.recorder.planning.explanations import Subject
 from kernel import clock
 from kernel.access import Role, require
 from kernel.control_hosts import ControlHosts, control_hosts
@@ -332,6 +334,7 @@ INCIDENT = Page(
         Fragment(
             "incident-impact", "Impact on users", (*TOPICS, "history"), "fleet/faults/impact.html", _incident_impact
         ),
+        time_line_fragment(Subject.INCIDENT),
         Fragment("incident-evidence", "Evidence", TOPICS, "fleet/faults/evidence.html", _incident_evidence),
         Fragment("incident-actions", "What is done about it", TOPICS, "fleet/faults/actions.html", _incident_page),
         Fragment("incident-related", "Related", TOPICS, "fleet/faults/related.html", _incident_related),

@@ -3,12 +3,13 @@ for now and the other choices of a decision. Reads only."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from django.db.models import Q, QuerySet
 from django.http import Http404
 from django.urls import reverse
 
-from controlplane.dashboard.fragments import Fragment, Page, PageRequest
+from controlplane.dashboard.fragments import Fragment, Page, PageRequest, found_or_404
 from controlplane.forecast_budget import FORECASTS
 from fleet.cells.models import Cell
 from fleet.faults.models import Incident
@@ -111,6 +112,8 @@ WHY = Page(
 
 # --- time lines ------------------------------------------------------------------------------------------------------
 
+AROUND = timedelta(minutes=2)
+ID_DIGITS = 18
 SPANS_READ = 200
 """Of each lane. A cell that restarts every minute has 60 changes in an hour."""
 
@@ -134,9 +137,9 @@ def time_line_fragment(kind: Subject | None) -> Fragment:
     name = "time-line" if kind is None else f"{kind}-time-line"
 
     def load(request: PageRequest) -> TimeLine:
-        lanes = _LANES[kind](request.key, request.span)
+        span = _span_of_incident(request) if kind is Subject.INCIDENT else request.span
         past = reverse(_PAST_OF.get(kind, "overview"))
-        return TimeLine(lanes_of(lanes, request.span.start, request.span.end), request.span, past)
+        return TimeLine(lanes_of(_LANES[kind](request.key, span), span.start, span.end), span, past)
 
     return Fragment(name, "Time line", ("events",), "fleet/recorder/time_line.html", load)
 
@@ -203,6 +206,29 @@ def _of_deployment(name: str, span: TimeRange) -> Lanes:
     }
 
 
+def _of_incident(key: str, span: TimeRange) -> Lanes:
+    """The incident, and the states of its cell and its node."""
+    incident = _incident_of(key)
+    itself = Span(incident.kind, incident.tone, incident.opened_at, incident.closed_at, incident.summary)
+    lanes: Lanes = {"Incident": [itself]}
+    for kind, name in ((Subject.CELL, incident.cell), (Subject.NODE, incident.node)):
+        if name:
+            lanes[kind.value.capitalize()] = _states(kind, name, span)
+    return lanes
+
+
+def _incident_of(key: str) -> Incident:
+    found = Incident.objects.filter(pk=int(key)).first() if key.isdecimal() and len(key) < ID_DIGITS else None
+    return found_or_404(found, f"incident {key[:ID_DIGITS]}")
+
+
+def _span_of_incident(request: PageRequest) -> TimeRange:
+    """From shortly before it opened until shortly after it closed."""
+    incident = _incident_of(request.key)
+    end = min(request.now, incident.closed_at + AROUND if incident.closed_at else request.now)
+    return TimeRange("", incident.opened_at - AROUND, end)
+
+
 def _of_fleet(_: str, span: TimeRange) -> Lanes:
     return {
         "Incidents": _incidents(Incident.objects.all(), span),
@@ -214,5 +240,6 @@ _LANES: dict[Subject | None, Callable[[str, TimeRange], Lanes]] = {
     Subject.CELL: _of_cell,
     Subject.NODE: _of_node,
     Subject.DEPLOYMENT: _of_deployment,
+    Subject.INCIDENT: _of_incident,
     None: _of_fleet,
 }

@@ -5,6 +5,7 @@ from urllib.parse import quote
 
 import pytest
 
+from fleet.faults.models import Incident
 from fleet.recorder.models import RecordedRound, RoundSubject
 from fleet.recorder.pages import why as pages
 from tests.controlplane.dashboard.clients import fragment, signed_in
@@ -108,4 +109,10 @@ def test_time_lines_show_states_and_link_to_the_past(cell: str) -> None:
     assert "pending from 12:00:00" in line or "starting from 12:00:00" in line
     assert 'href="/cells/?at=2026-11-21T12' in line
     assert "suspect" in shown("/nodes/n-2/?from=2026-11-21T11:59Z&to=2026-11-21T12:05Z", "node-time-line")
+    opened = {"kind": "silent-node", "subject": "n-2", "node": "n-2", "summary": "silent", "opened_at": NOW}
+    incident = Incident.objects.create(**opened)
+    around = shown(f"/incidents/{incident.pk}/", "incident-time-line")
+    assert "silent-node from 12:00:00" in around
+    assert "suspect from 12:00:12" in around
+    assert f"switchyard replay {incident.pk}" in around
     assert "Nothing changed" in shown("/?from=2026-11-21T11:00Z&to=2026-11-21T11:30Z", "time-line")
