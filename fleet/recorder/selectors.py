@@ -25,7 +25,7 @@ BEFORE_INCIDENT = timedelta(seconds=60)
 AFTER_OPENING = timedelta(minutes=10)
 """An incident that stays open explains no more rounds than these."""
 VIEWS_KEPT = 6
-"""Decoded snapshots per process: two for each time that someone looks at. One of 5,000 nodes takes about 20 MB."""
+"""Decoded snapshots per process: two for each time that someone looks at. One of 5,000 nodes takes 10 MB."""
 ABOUT = ("id", "base_id", "at", "planner", "decided", "reasons", "schema", "release")
 
 

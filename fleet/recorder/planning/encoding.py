@@ -23,7 +23,7 @@ DECISIONS: Mapping[str, type[Decision]] = {kind.__name__: kind for kind in get_a
 LEVEL = 1
 """Of zlib: the others take two to six times as long for a tenth fewer bytes."""
 LARGEST_BYTES = 256 * 1024 * 1024
-"""Of the plain data of one round, against damaged rows. A fleet of 20,000 nodes has about 20 MB."""
+"""Of the plain data of one round, against damaged rows."""
 LONGEST_SLIDE = 8
 """Values that a sequence may lose at its beginning to count as the same one. Windows of steps lose one at a time."""
 MICROSECOND = timedelta(microseconds=1)
