@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.db.models import Q, QuerySet
 from django.http import Http404, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
@@ -21,8 +22,9 @@ from controlplane.dashboard.actions import (
     action_view,
     page_target,
 )
-from controlplane.dashboard.choices import choose_region
+from controlplane.dashboard.choices import choose_region, choose_state
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.lists import Column, List
 from fleet.agents.services.enrolment import join_line
 from fleet.capacity.planning.pools import Market, UnitView, fits, parse_markets
 from fleet.capacity.selectors import pool_views
@@ -41,8 +43,6 @@ from fleet.reconcile.planning.states import MachineRole, MachineState, choices
 from fleet.regions.models import Region
 from fleet.releases.pages import AGENTS
 from models_registry.instance_types.selectors import instance_type_names
-
-MACHINES_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,33 +63,32 @@ def is_removable(machine: Machine) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class MachineList:
-    """Machines, open invitations, and the choices for a new one."""
+class Joining:
+    """Open invitations, and the choices for a new one."""
 
-    rows: tuple[MachineRow, ...]
-    more: bool
     open: tuple[Invitation, ...]
     regions: tuple[str, ...]
     kinds: tuple[str, ...]
     roles: tuple[tuple[str, str], ...] = tuple(choices(MachineRole))
-    filtered: bool = False
-    page: int = 0
 
 
-def machine_list(*, now: datetime, region: str = "") -> MachineList:
-    """Machines that are not gone; joined hosts first."""
-    live = machines_described().exclude(state=MachineState.GONE)
-    live = live.filter(region_id=region) if region else live
-    fetched = list(live.order_by("-provider", "region__position", "region_id", "id")[: MACHINES_SHOWN + 1])
+def _joining(request: PageRequest) -> Joining:
+    invitations = invitations_described().filter(left__gt=0, expires_at__gt=request.now, withdrawn_at=None)
     regions = Region.objects.filter(provider=POOLED).values_list("name", flat=True)
-    return MachineList(
-        rows=tuple(machine_row(machine, now) for machine in fetched[:MACHINES_SHOWN]),
-        more=len(fetched) > MACHINES_SHOWN,
-        open=tuple(invitations_described().filter(left__gt=0, expires_at__gt=now, withdrawn_at=None)[:20]),
-        regions=tuple(regions),
-        kinds=tuple(instance_type_names()),
-        filtered=bool(region),
-    )
+    return Joining(tuple(invitations[:20]), tuple(regions), tuple(instance_type_names()))
+
+
+def _listed(request: PageRequest) -> "QuerySet[Machine]":
+    """Leaves out machines that are gone unless `state` selects them."""
+    state, text = request.text("state"), request.text("q")
+    machines = machines_described()
+    machines = machines.filter(state=state) if state else machines.exclude(state=MachineState.GONE)
+    if region := request.text("region"):
+        machines = machines.filter(region_id=region)
+    if text:
+        about = Q(id__icontains=text) | Q(runs__icontains=text) | Q(provider_id__icontains=text)
+        machines = machines.filter(about | Q(address__icontains=text) | Q(reason__icontains=text))
+    return machines
 
 
 def machine_row(machine: Machine, now: datetime) -> MachineRow:
@@ -101,6 +100,26 @@ def machine_row(machine: Machine, now: datetime) -> MachineRow:
         what=describe(facts) if facts else "",
         notices=notices_of(machine, now),
     )
+
+
+MACHINE_LIST: List[MachineRow] = List(
+    name="machines",
+    columns=(
+        Column("machine", "Machine", lambda row: row.machine.pk, ("id",)),
+        Column("state", "State", lambda row: row.machine.state, ("state",)),
+        Column("node", "Node", lambda row: row.machine.runs or row.machine.layout, ("runs",)),
+        Column("provider", "Provider", lambda row: row.machine.provider, ("provider",), "wide"),
+        Column("region", "Region", lambda row: row.machine.region_id, ("region_id",), "wide"),
+        Column("address", "Address", lambda row: row.address, ("address",), "wide"),
+        Column("type", "Type", lambda row: row.machine.instance_type_id, ("instance_type_id",), "wide"),
+        Column("agent", "Agent", lambda row: row.version, ("agent_version",), "wide"),
+        Column("since", "In this state", lambda row: row.machine.state_since, ("state_since",), "wide number"),
+    ),
+    query=_listed,
+    rows=lambda machines, now: [machine_row(machine, now) for machine in machines],
+    order=("-provider", "region__position", "region_id", "id"),
+    filters=("region", "state", "q"),
+)
 
 
 # The machines of a cell: place, price, and why other pools were not used.
@@ -187,19 +206,21 @@ class _Hours(serializers.Serializer[Any]):
     valid_for_hours = serializers.IntegerField(min_value=1, max_value=168)
 
 
-def _machines(request: PageRequest) -> MachineList:
-    return machine_list(now=request.now, region=request.text("region"))
-
-
 def _machine_filter(request: PageRequest) -> Filter:
-    return Filter(text_label="", text_name="", text="", choices=(choose_region(request),))
+    choices = (choose_region(request), choose_state(request, MachineState, "every live state"))
+    return Filter(text_label="Find by name, node or address", text_name="q", text=request.text("q"), choices=choices)
 
 
 MACHINES = Page(
     section="machines",
     title="Machines",
-    fragments=(Fragment("machines", "", ("machines", "nodes"), "fleet/machines/machines.html", _machines), AGENTS),
+    fragments=(
+        Fragment("machines", "", ("machines", "nodes"), "fleet/machines/machines.html", MACHINE_LIST.page),
+        Fragment("machine-invitations", "Join hosts", (), "fleet/machines/invitations.html", _joining),
+        AGENTS,
+    ),
     narrow=_machine_filter,
+    export=MACHINE_LIST.export,
 )
 
 

@@ -4,7 +4,7 @@ Services do the changes."""
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.http import HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -23,13 +23,13 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.choices import choose
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.lists import Column, List
 from models_registry.instance_types.api import ChangeInstanceTypeSerializer, CreateInstanceTypeSerializer
 from models_registry.instance_types.models import InstanceType, Origin
 from models_registry.instance_types.planner import CPU_ARCHITECTURES, INSTANCE_TYPES, SHIPPED_ON
 from models_registry.instance_types.selectors import type_uses
 from models_registry.instance_types.services import instance_type_change, instance_type_create, instance_type_delete
 
-SHOWN = 200
 NUMBERS = (
     "chips", "cores", "memory_gib", "tensor_parallel_degree", "vcpus", "host_memory_gib", "price_per_hour", "watts",
 )  # fmt: skip
@@ -38,14 +38,12 @@ FIELDS = ("accelerator", *NUMBERS, "cpu_arch", "notes")
 
 
 @dataclass(frozen=True, slots=True)
-class TypeList:
-    rows: tuple[InstanceType, ...]
-    more: bool
-    filtered: bool
+class TypeForm:
+    """The form for a new type, and what it suggests."""
+
     accelerators: tuple[str, ...]
     fields: tuple[Field, ...]
     shipped_on: str = f"{SHIPPED_ON:%Y-%m-%d}"
-    page: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,20 +52,41 @@ class TypePage:
     uses: tuple[str, ...]
 
 
-def _list(request: PageRequest) -> TypeList:
-    text, origin = request.text("q"), request.text("origin")
-    rows = InstanceType.objects.all()
-    accelerators = tuple(rows.order_by("accelerator").values_list("accelerator", flat=True).distinct())
+def _form(request: PageRequest) -> TypeForm:
+    names = InstanceType.objects.order_by("accelerator").values_list("accelerator", flat=True).distinct()
+    return TypeForm(tuple(names), _fields(None))
+
+
+def _listed(request: PageRequest) -> "QuerySet[InstanceType]":
+    rows, text, origin = InstanceType.objects.all(), request.text("q"), request.text("origin")
     rows = rows.filter(Q(name__icontains=text) | Q(accelerator__icontains=text)) if text else rows
-    rows = rows.filter(origin=origin) if origin else rows
-    fetched = list(rows.order_by("name")[: SHOWN + 1])
-    return TypeList(
-        rows=tuple(fetched[:SHOWN]),
-        more=len(fetched) > SHOWN,
-        filtered=bool(text or origin),
-        accelerators=accelerators,
-        fields=_fields(None),
-    )
+    return rows.filter(origin=origin) if origin else rows
+
+
+def _column(name: str, label: str, css: str = "wide number") -> Column[InstanceType]:
+    """A number of the type, the largest first at the first click."""
+    return Column(name, label, lambda row: getattr(row, name), (name,), css, is_newest_first=True)
+
+
+TYPE_LIST: List[InstanceType] = List(
+    name="instance-types",
+    columns=(
+        Column("name", "Type", lambda row: row.name, ("name",)),
+        Column("accelerator", "Accelerators", lambda row: f"{row.chips} x {row.accelerator}", ("accelerator", "chips")),
+        _column("memory_gib", "Memory", "number"),
+        _column("cores", "Cores"),
+        Column("host", "Host", lambda row: row.vcpus, ("vcpus",), "wide", is_newest_first=True),
+        _column("network_gbps", "Network"),
+        _column("local_nvme_gb", "NVMe"),
+        _column("price_per_hour", "$/h"),
+        _column("watts", "Watts"),
+        Column("origin", "Origin", lambda row: row.origin, ("origin",), "wide"),
+    ),
+    query=_listed,
+    rows=lambda types, now: types,
+    order=("name",),
+    filters=("q", "origin"),
+)
 
 
 def _filter(request: PageRequest) -> Filter:
@@ -121,8 +140,12 @@ TOPICS = ("instance-types", "deployments", "nodes")
 INSTANCE_TYPES_PAGE = Page(
     section="machines",
     title="Instance types",
-    fragments=(Fragment("instance-types-table", "", TOPICS, "models_registry/instance_types/table.html", _list),),
+    fragments=(
+        Fragment("instance-types-table", "", TOPICS, "models_registry/instance_types/table.html", TYPE_LIST.page),
+        Fragment("instance-types-new", "Add a type", (), "models_registry/instance_types/new.html", _form),
+    ),
     narrow=_filter,
+    export=TYPE_LIST.export,
 )
 INSTANCE_TYPE = Page(
     section="machines",

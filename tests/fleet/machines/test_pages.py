@@ -31,7 +31,8 @@ def test_the_list_shows_machines_and_what_is_odd_about_them() -> None:
     rows.machine("m-00000001")
     text = fragment(signed_in(), "/machines/", "machines")
     assert "m-00000001: Its machine agent has been silent for" in text
-    assert "Add machines" in text
+    assert "Add machines" in fragment(signed_in(), "/machines/", "machine-invitations")
+    assert "m-00000001" not in fragment(signed_in(), "/machines/?q=m-2", "machines")
 
 
 def test_the_line_is_shown_once() -> None:
@@ -41,7 +42,7 @@ def test_the_line_is_shown_once() -> None:
     assert "/join | sh -s -- sw_" in line
     invitation = Invitation.objects.get()
     assert (invitation.role, invitation.count, invitation.left) == ("ingress", 2, 2)
-    assert line.rpartition("_")[2] not in fragment(signed_in(), "/machines/", "machines")
+    assert line.rpartition("_")[2] not in fragment(signed_in(), "/machines/", "machine-invitations")
 
 
 def test_an_invitation_is_withdrawn() -> None:
@@ -50,10 +51,10 @@ def test_an_invitation_is_withdrawn() -> None:
     client.post("/nodes/machines/add/", FORM)
     prefix = Invitation.objects.get().prefix
     where = f"/nodes/invitations/{prefix}/withdraw/"
-    assert where in fragment(client, "/machines/", "machines")
+    assert where in fragment(client, "/machines/", "machine-invitations")
     client.post(where)
     assert Invitation.objects.get().withdrawn_at is not None
-    assert prefix not in fragment(client, "/machines/", "machines")
+    assert prefix not in fragment(client, "/machines/", "machine-invitations")
     assert client.post(where).status_code == 409
     assert client.post("/nodes/invitations/nobody/withdraw/").status_code == 404
 
@@ -81,7 +82,7 @@ def test_a_viewer_sees_no_form() -> None:
     client.force_login(viewer)
     text = fragment(client, "/machines/", "machines")
     assert "m-00000001" in text
-    assert "Add machines" not in text
+    assert "Add machines" not in fragment(client, "/machines/", "machine-invitations")
     assert "ask/remove/" not in fragment(client, "/machines/m-00000001/", "machine")
 
 
