@@ -29,9 +29,9 @@ from controlplane.dashboard.actions import (
     action_page_view,
     action_view,
 )
-from controlplane.dashboard.charts import Band, Chart, Colour, Series
+from controlplane.dashboard.charts import Band, Chart, Colour, Series, with_markers
 from controlplane.dashboard.choices import choose_labelled
-from controlplane.dashboard.events import EventList, rollout_events
+from controlplane.dashboard.events import EventList, chart_markers, rollout_events
 from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
 from controlplane.dashboard.lists import Column, List, ListPage
 from fleet.cells.models import Cell
@@ -348,7 +348,9 @@ def _rollout(request: PageRequest) -> RolloutDetail:
 
 
 def _rollout_charts(request: PageRequest) -> tuple[Chart, ...]:
-    return rollout_charts(request.once(_rollout).rollout, request.now)
+    rollout = request.once(_rollout).rollout
+    span = TimeRange("", rollout.created_at - BEFORE, (rollout.ended_at or request.now) + AFTER)
+    return with_markers(rollout_charts(rollout, request.now), chart_markers(span, deployment=rollout.deployment_id))
 
 
 def _rollout_cells(request: PageRequest) -> ListPage[CellSummary]:
