@@ -66,8 +66,9 @@ def test_a_killed_node_is_replaced_and_only_its_own_streams_notice(fleet: AskedF
     assert victim not in {node["id"] for node in healed["nodes"]}
     kept = {node["id"] for node in cell["nodes"]} - {victim}
     assert kept <= {node["id"] for node in healed["nodes"]}
-    incidents = fleet.api("incidents", cell=cell["id"], state="closed")["results"]
-    assert incidents
+    (incident,) = eventually(lambda: fleet.api("incidents", node=victim, state="closed")["results"])
+    assert incident["kind"] == "node-lost"
+    assert {part["name"] for part in incident["parts"]} == {victim, cell["id"]}
 
 
 @pytest.mark.long

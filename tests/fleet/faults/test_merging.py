@@ -20,7 +20,7 @@ from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
-pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("cloud")]
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("cloud"), pytest.mark.slow]
 
 SOON, LATER = NOW + timedelta(seconds=2), NOW + timedelta(seconds=31)
 
@@ -104,7 +104,6 @@ def test_a_failure_long_before_the_loss_is_another_fault() -> None:
     assert set(Incident.objects.values_list("kind", flat=True)) == {"cell-failed", "node-lost"}
 
 
-@pytest.mark.slow
 def test_several_cells_on_one_machine_are_one_incident() -> None:
     nodes = [rows.node(name) for name in ("n-a", "n-b")]
     for cell, node in zip(("c1", "c2"), nodes, strict=True):

@@ -23,7 +23,7 @@ from tests.fleet.rows import NOW
 from traffic.usage.models import UsageHour
 from traffic.usage.selectors import tenants_hit
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 ZEROS = {"cells": 1, "in_flight": 0, "queued": 0, "tokens_per_s": 0, "covered_s": 15}
 
