@@ -1,4 +1,4 @@
-"""Loads what the story of an incident is told from: events, replacements and repairs of its nodes and cells; its impact
+"""Loads the sources of an incident's story: events, replacements and repairs of its nodes and cells; its impact
 on requests; and how long similar ones lasted. A constant number of queries, bounded rows. Never writes."""
 
 import re
@@ -37,7 +37,7 @@ AFTER = timedelta(seconds=30)
 """The routing table with the healed cell and the end of the old machine follow the end of the incident."""
 EVENTS_READ = 400
 NAMED = 50
-"""Nodes and cells of one incident whose events are told."""
+"""Nodes and cells of one incident whose events are read."""
 SHIFTS = ("traffic.shift", "traffic.held")
 ROLLOUTS = ("rollout.paused", "rollout.rolling_back", "rollout.rolled_back")
 ATTEMPTS = {
@@ -49,7 +49,7 @@ ATTEMPTS = {
 
 @dataclass(frozen=True, slots=True)
 class Affected:
-    """What an incident is about."""
+    """The nodes and cells of an incident."""
 
     nodes: tuple[str, ...]
     cells: tuple[str, ...]

@@ -244,19 +244,19 @@ def test_a_refused_fragment_says_so_and_can_be_asked_again(chromium: Browser, ur
 
 
 @pytest.mark.long
-def test_an_open_incident_stays_unfolded_while_the_list_refreshes(chromium: Browser, url: str) -> None:
+def test_an_open_menu_stays_unfolded_while_its_page_refreshes(chromium: Browser, url: str) -> None:
     columns = {"kind": "node-lost", "subject": "n", "summary": "Node n is lost", "evidence": {"silent_s": 31}}
-    Incident.objects.create(**columns, opened_at=clock.now())
+    incident = Incident.objects.create(**columns, opened_at=clock.now())
     watched = Reader(chromium, url)
     page = watched.page
-    page.goto(f"{url}/incidents/")
+    page.goto(f"{url}/incidents/{incident.pk}/")
     watched.wait_until_live()
-    page.locator("summary").click()
+    page.locator("#actions > summary").click()
     Incident.objects.update(summary="Node n is lost for good")
     live.push("incidents")
-    expect(page.locator("summary")).to_have_text("Node n is lost for good")
-    expect(page.locator("#incidents-list")).to_contain_text("Silent for")
-    expect(page.locator("details")).to_have_attribute("open", "")
+    expect(page.locator("h1")).to_have_text("Node n is lost for good")
+    expect(page.locator("#incident-evidence")).to_contain_text("Silent for")
+    expect(page.locator("#actions")).to_have_attribute("open", "")
 
 
 def test_a_session_that_ended_leads_back_to_the_login(chromium: Browser, url: str) -> None:
