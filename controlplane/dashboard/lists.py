@@ -65,7 +65,8 @@ class ListPage(Generic[Row]):
 class List(Generic[Row]):
     """A list. `query`: the objects that the request's filter leaves; `rows`: their rows, in a constant number of
     queries. `order`: by which they are sorted without a choice; its last column makes the order unique. `filters`: the
-    parameters that `query` reads."""
+    parameters that `query` reads. `by_value`: sorts all rows by the values that they show, for short lists whose rows
+    are computed."""
 
     name: str
     columns: tuple[Column[Row], ...]
@@ -73,13 +74,15 @@ class List(Generic[Row]):
     rows: Callable[[Sequence[Any], datetime], Sequence[Row]]
     order: tuple[str, ...]
     filters: tuple[str, ...] = ("q",)
+    by_value: bool = False
 
     def page(self, request: PageRequest) -> ListPage[Row]:
-        number, found = request.page, self._sorted(request)
-        fetched = list(found[(number - 1) * ROWS_SHOWN : number * ROWS_SHOWN + 1])
+        number = request.page
+        shown = slice((number - 1) * ROWS_SHOWN, number * ROWS_SHOWN + 1)
+        found = self._by_value(request)[shown] if self.by_value else self._of_query(request, shown)
         return ListPage(
-            rows=tuple(self.rows(fetched[:ROWS_SHOWN], request.now)),
-            more=len(fetched) > ROWS_SHOWN,
+            rows=tuple(found[:ROWS_SHOWN]),
+            more=len(found) > ROWS_SHOWN,
             filtered=any(request.text(name) for name in self.filters),
             page=number,
             headings=self._headings(request),
@@ -87,9 +90,11 @@ class List(Generic[Row]):
 
     def part(self, objects: Sequence[Any], now: datetime, limit: int) -> ListPage[Row]:
         """The first of these objects, as a part of another page: neither sorted nor exported."""
+        return self.part_of_rows(self.rows(objects[:limit], now), len(objects) > limit)
+
+    def part_of_rows(self, rows: Sequence[Row], more: bool = False) -> ListPage[Row]:
         headings = tuple(Heading(each.label, each.css, each.title, "", "") for each in self.columns)
-        shown = tuple(self.rows(objects[:limit], now))
-        return ListPage(shown, len(objects) > limit, False, 0, headings, exports=False)
+        return ListPage(tuple(rows), more, False, 0, headings, exports=False)
 
     def export(self, request: PageRequest) -> StreamingHttpResponse:
         name = f"{self.name}-{request.now.astimezone(UTC):%Y%m%dT%H%M%SZ}.csv"
@@ -99,10 +104,26 @@ class List(Generic[Row]):
     def _lines(self, request: PageRequest) -> Iterator[str]:
         writer = csv.writer(_Echo())
         yield writer.writerow([column.label for column in self.columns])
+        for row in self._by_value(request) if self.by_value else self._all(request):
+            yield writer.writerow([cell_text(column.value(row)) for column in self.columns])
+
+    def _all(self, request: PageRequest) -> Iterator[Row]:
         objects = self._sorted(request)[:MAX_EXPORTED].iterator(chunk_size=CHUNK)
         while chunk := list(islice(objects, CHUNK)):
-            for row in self.rows(chunk, request.now):
-                yield writer.writerow([cell_text(column.value(row)) for column in self.columns])
+            yield from self.rows(chunk, request.now)
+
+    def _of_query(self, request: PageRequest, shown: slice) -> Sequence[Row]:
+        """One object more than the page shows, to see whether there are others."""
+        return self.rows(list(self._sorted(request)[shown]), request.now)
+
+    def _by_value(self, request: PageRequest) -> list[Row]:
+        objects = list(self.query(request).order_by(*self.order)[:MAX_EXPORTED])
+        rows, (column, is_descending) = list(self.rows(objects, request.now)), self._chosen(request)
+        if column is None:
+            return rows
+        value = column.value
+        known = sorted((row for row in rows if value(row) is not None), key=value, reverse=is_descending)  # type: ignore[arg-type]
+        return [*known, *(row for row in rows if value(row) is None)]
 
     def _sorted(self, request: PageRequest) -> "QuerySet[Any]":
         column, is_descending = self._chosen(request)
@@ -113,12 +134,18 @@ class List(Generic[Row]):
         """The column in the URL; unknown names are ignored."""
         text = request.text("sort")
         name = text.removeprefix("-")
-        found = next((column for column in self.columns if column.order and column.name == name), None)
+        found = next((each for each in self.columns if each.name == name and self._is_sortable(each)), None)
         return found, text.startswith("-")
 
     def _headings(self, request: PageRequest) -> tuple[Heading, ...]:
         chosen, is_descending = self._chosen(request)
-        return tuple(_heading(column, column is chosen, is_descending) for column in self.columns)
+        return tuple(
+            _heading(column, column is chosen, is_descending, is_sortable=self._is_sortable(column))
+            for column in self.columns
+        )
+
+    def _is_sortable(self, column: Column[Row]) -> bool:
+        return self.by_value or bool(column.order)
 
 
 class _Echo:
@@ -128,9 +155,9 @@ class _Echo:
         return line
 
 
-def _heading(column: Column[Any], is_chosen: bool, is_descending: bool) -> Heading:
+def _heading(column: Column[Any], is_chosen: bool, is_descending: bool, *, is_sortable: bool) -> Heading:
     turned = not is_descending if is_chosen else column.is_newest_first
-    sort = f"{'-' if turned else ''}{column.name}" if column.order else ""
+    sort = f"{'-' if turned else ''}{column.name}" if is_sortable else ""
     direction = ("descending" if is_descending else "ascending") if is_chosen else ""
     return Heading(column.label, column.css, column.title, sort, direction)
 

@@ -8,13 +8,14 @@ from decimal import Decimal
 
 from controlplane.dashboard.events import EventList, newest_events
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest
+from controlplane.dashboard.lists import ListPage
 from controlplane.dashboard.shell import health
 from controlplane.dashboard.templatetags.switchyard import NOTHING, money, ms, percent, rate, share
 from controlplane.dashboard.yard_map import Yard, YardMap, yard_cells, yard_map
 from controlplane.in_progress import Operation, in_progress, needs_a_person
 from fleet.capacity.selectors import machine_costs
 from fleet.cells.models import Cell
-from fleet.deployments.pages.data import DeploymentList, Placed, deployment_list, deployments_placed
+from fleet.deployments.pages.data import DeploymentRow, Placed, deployment_list, deployments_placed
 from fleet.faults.models import Incident
 from fleet.faults.pages import BAD_CELL_STATES, FleetHealth, cells_in_incidents
 from fleet.load.planner import FINE_S
@@ -146,8 +147,8 @@ def _map(request: PageRequest) -> YardMap:
     return yard_map(request.once(_placed), request.once(_yard), request.text("map"), request.now)
 
 
-def _users(request: PageRequest) -> DeploymentList:
-    return deployment_list(request.once(_placed), now=request.now)
+def _users(request: PageRequest) -> ListPage[DeploymentRow]:
+    return deployment_list(request.once(_placed), request.now)
 
 
 def _events(request: PageRequest) -> EventList:

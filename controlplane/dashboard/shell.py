@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 
 from django.db.models import F, Q, QuerySet, Value
 from django.db.models.functions import Concat, Length
-from django.urls import get_resolver, reverse
+from django.urls import URLPattern, get_resolver, reverse
 
 from controlplane.dashboard.actions import Action
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
@@ -103,7 +103,8 @@ def _by(model: type[Any], name: str, *others: str, related: tuple[str, ...] = ()
         about = Q()
         for column in (name, *others):
             about |= Q(**{f"{column}__icontains": text})
-        return model.objects.filter(about).select_related(*related).order_by(Length(name), name)
+        found: QuerySet[Any] = model.objects.filter(about).order_by(Length(name), name)
+        return found.select_related(*related) if related else found
 
     return rows
 
@@ -302,7 +303,9 @@ def _may_any(access: Access, action: Action[Any]) -> bool:
 
 def _pages(text: str, access: Access) -> Iterator[Match]:
     for route in get_resolver("controlplane.dashboard.urls").url_patterns:
-        page: Page | None = getattr(getattr(route, "callback", None), "page", None)
+        if not isinstance(route, URLPattern):
+            continue
+        page: Page | None = getattr(route.callback, "page", None)
         if page is not None and page.title and text.lower() in page.title.lower() and access.may(page.role):
             yield Match(reverse(str(route.name)), page.title)
 

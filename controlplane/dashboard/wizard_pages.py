@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 from django.contrib.auth.views import redirect_to_login
-from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed, QueryDict
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 
@@ -47,7 +47,7 @@ def wizard_view(wizard: Wizard, shell: Fragment) -> View:
     shell_view = page_view(page, shell)
 
     @never_cache
-    def view(request: HttpRequest, key: str = "") -> HttpResponse:
+    def view(request: HttpRequest, key: str = "") -> HttpResponseBase:
         is_shell = request.headers.get("HX-Target") == shell.name
         if not request.user.is_authenticated:
             # The navigation must not lead away from what was typed.

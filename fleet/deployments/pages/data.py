@@ -2,13 +2,15 @@
 capacity and cost. Reads only."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
 from django.db.models import Count, QuerySet
 
+from controlplane.dashboard.fragments import PageRequest
+from controlplane.dashboard.lists import Column, List, ListPage
 from engine_agent.protocol.load_messages import Load
 from fleet.capacity.planning.rates import MachinePrice
 from fleet.capacity.selectors import machine_prices
@@ -105,12 +107,6 @@ class DeploymentRow:
         return 100.0 * self.last_hour.errors / self.last_hour.requests if self.last_hour.requests else None
 
 
-@dataclass(frozen=True, slots=True)
-class DeploymentList:
-    rows: tuple[DeploymentRow, ...]
-    filtered: bool
-
-
 def service_of(*, ready: int, wanted: int) -> Service:
     if wanted == 0:
         return Service.SERVING if ready else Service.OFF
@@ -119,15 +115,47 @@ def service_of(*, ready: int, wanted: int) -> Service:
     return Service.SERVING if ready >= wanted else Service.DEGRADED
 
 
-def deployments_placed(*, text: str = "") -> tuple[Placed, ...]:
-    """Deployments, filtered by a text in their name. Three queries."""
-    deployments = _deployments()
-    return _placed(deployments.filter(name__icontains=text) if text else deployments)
+def deployments_placed() -> tuple[Placed, ...]:
+    """Three queries."""
+    return _placed(_deployments())
 
 
-def deployment_list(placed: Sequence[Placed], *, now: datetime, filtered: bool = False) -> DeploymentList:
-    """Deployments with the summed load of their live cells. One query."""
-    return DeploymentList(rows=_deployment_rows(placed, now), filtered=filtered)
+def deployment_list(placed: Sequence[Placed], now: datetime) -> ListPage[DeploymentRow]:
+    """Deployments with the summed load of their live cells, as a part of another page. One query."""
+    return DEPLOYMENT_LIST.part_of_rows(_deployment_rows(placed, now))
+
+
+def _listed(request: PageRequest) -> "QuerySet[Deployment]":
+    text = request.text("q")
+    return _deployments().filter(name__icontains=text) if text else _deployments()
+
+
+def _load_of(name: str) -> Callable[[DeploymentRow], object]:
+    return lambda row: getattr(row.load, name, None)
+
+
+OF_CELLS = "Median of the cells' medians, last 30 s"
+OF_REQUESTS = "Share of all requests since each cell's proxy started"
+DEPLOYMENT_LIST: List[DeploymentRow] = List(
+    name="deployments",
+    columns=(
+        Column("deployment", "Deployment", lambda row: row.deployment.pk),
+        Column("service", "Service", lambda row: row.service),
+        Column("version", "Version", lambda row: row.deployment.model_version.reference, css="wide"),
+        Column("class", "Class", lambda row: row.deployment.get_serving_class_display(), css="wide"),
+        Column("cells", "Cells", lambda row: row.ready, css="number"),
+        Column("in-flight", "In flight", _load_of("in_flight"), css="wide number", is_newest_first=True),
+        Column("queued", "Queued", _load_of("queued"), css="wide number", is_newest_first=True),
+        Column("tokens", "Tokens/s", _load_of("tokens_per_s"), css="wide number", is_newest_first=True),
+        Column("ttft-p50", "TTFT p50", _load_of("ttft_p50_ms"), css="wide number", title=OF_CELLS),
+        Column("ttft-p99", "TTFT p99", _load_of("ttft_p99_ms"), css="number", title="Of the worst cell, last 30 s"),
+        Column("errors", "Errors", lambda row: row.errors_percent, css="wide number", title=OF_REQUESTS),
+    ),
+    query=_listed,
+    rows=lambda deployments, now: _deployment_rows(_placed(deployments), now),
+    order=("name",),
+    by_value=True,
+)
 
 
 def deployment_find(*, name: str, now: datetime) -> DeploymentRow | None:
@@ -138,7 +166,7 @@ def _deployments() -> "QuerySet[Deployment]":
     return Deployment.objects.select_related("model_version").prefetch_related("regions__region")
 
 
-def _placed(deployments: "QuerySet[Deployment]") -> tuple[Placed, ...]:
+def _placed(deployments: Iterable[Deployment]) -> tuple[Placed, ...]:
     rows = list(deployments)
     counts = _cell_counts([deployment.name for deployment in rows])
     return tuple((deployment, _cells_by_region(deployment, counts)) for deployment in rows)

@@ -38,15 +38,13 @@ from fleet.capacity.pages import DayPlanView, day_plan_view
 from fleet.cells.pages.data import CellSummary, cells_of
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.pages.data import (
-    DeploymentList,
+    DEPLOYMENT_LIST,
     DeploymentRow,
     DeploymentTypes,
     QuotaTable,
     Shares,
     deployment_find,
-    deployment_list,
     deployment_types,
-    deployments_placed,
     quota_table,
     shares_of,
 )
@@ -62,11 +60,6 @@ from kernel.time_ranges import OF_LOAD
 from simulator.prediction import Forecast
 
 EVENTS_OF_ONE_DEPLOYMENT = 30
-
-
-def _deployment_rows(request: PageRequest) -> DeploymentList:
-    text = request.text("q")
-    return deployment_list(deployments_placed(text=text), now=request.now, filtered=bool(text))
 
 
 def _deployment_filter(request: PageRequest) -> Filter:
@@ -152,11 +145,16 @@ DEPLOYMENTS = Page(
     title="Deployments",
     fragments=(
         Fragment(
-            "deployments-table", "", ("deployments", "cells", "load"), "fleet/deployments/table.html", _deployment_rows
+            "deployments-table",
+            "",
+            ("deployments", "cells", "load"),
+            "fleet/deployments/table.html",
+            DEPLOYMENT_LIST.page,
         ),
         Fragment("quotas", "Quotas of teams", ("quotas", "cells"), "fleet/quotas/quotas.html", _quotas),
     ),
     narrow=_deployment_filter,
+    export=DEPLOYMENT_LIST.export,
     past=PAST_DEPLOYMENTS,
 )
 

@@ -41,6 +41,7 @@ FILTERED: tuple[str, ...] = (
     "/batches/?q=tenant&state=in_progress",
     "/cells/?q=deployment&region=region-0&deployment=deployment-0&state=ready",
     "/cells/?sort=-in-flight",
+    "/deployments/?sort=service",
     "/events/?kind=cell.ready&subject=region-0",
     "/events/?q=is+ready",
     "/imports/?q=model-0&state=queued",

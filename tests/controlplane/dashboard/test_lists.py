@@ -248,3 +248,14 @@ def test_events_are_found_by_a_part_of_their_message_a_part_of_the_history_at_a_
     older = first.split('rel="next" href="')[1].split('"')[0].replace("&amp;", "&")
     assert "needle one" in shown(f"/events/{older}", "events-list")
     assert 'name="subject" value="c-1"' in signed_in().get("/events/?subject=c-1").text
+
+
+def test_deployments_are_sorted_and_exported_by_the_values_that_they_show() -> None:
+    for number in range(3):
+        one_more_of_everything(number)
+    busy("c-1", 5)  # of sim-70b; the others have no fresh report
+    names = [f"deployments-table-{name}" for name in ("deployment-0", "deployment-2", "sim-70b")]
+    text = shown("/deployments/?sort=-deployment", "deployments-table")
+    assert sorted(names, key=lambda one: text.index(f'id="{one}"')) == names[::-1]
+    heading, *lines = csv_of("/deployments/?sort=-in-flight&format=csv")
+    assert (heading[5], lines[0][0], lines[0][5]) == ("In flight", "sim-70b", "5")

@@ -3,7 +3,7 @@
 from datetime import datetime
 from typing import Any
 
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase
 from django.shortcuts import get_object_or_404
 from django.urls import reverse
 
@@ -400,6 +400,6 @@ SERVE_WITHOUT_KEYS = Action(
 _require_view, _serve_view = action_view(REQUIRE_KEYS), action_view(SERVE_WITHOUT_KEYS)
 
 
-def keys_require_action(request: HttpRequest) -> HttpResponse:
+def keys_require_action(request: HttpRequest) -> HttpResponseBase:
     """Requires keys after a typed confirmation, or stops requiring them."""
     return (_require_view if request.POST.get("required") == "yes" else _serve_view)(request)
