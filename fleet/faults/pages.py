@@ -229,10 +229,10 @@ def incident_report(request: HttpRequest, key: str) -> HttpResponse:
 
 
 def _runbook(request: PageRequest) -> str:
-    """The text of a runbook. Only names of runbooks reach the file system."""
-    found = request.key if request.key in set(RUNBOOK_OF_KIND.values()) else None
-    path = settings.BASE_DIR / "docs" / "runbooks" / f"{found_or_404(found, f'runbook {request.key!r}')}.md"
-    return str(path.read_text())
+    """The text of a runbook. Only names of runbooks reach the file system, which may lack the documentation."""
+    path = settings.BASE_DIR / "docs" / "runbooks" / f"{request.key}.md"
+    text = path.read_text() if request.key in set(RUNBOOK_OF_KIND.values()) and path.is_file() else None
+    return str(found_or_404(text, f"runbook {request.key!r}"))
 
 
 TOPICS = ("incidents", "nodes")
