@@ -156,7 +156,7 @@ class Action(Generic[T]):
     `typed`: the text that confirms a dangerous action. `submit`: the button's label, default: label and name. `fields`:
     of its form, or a function of the object.
 
-    `effect`: predicts the effect of an action that has a form of its own; None if the form is part of a page.
+    `effect`: predicts the effect of an action with a separate form; None if the form is part of a page.
     `why_not`: why it is impossible now, or "". `words`: other words that find it."""
 
     target: Target[T]
