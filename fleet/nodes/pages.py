@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from django.db.models import Q, QuerySet
+from django.template.defaultfilters import filesizeformat
 from django.urls import reverse
 
 from controlplane.dashboard.actions import (
@@ -53,6 +54,10 @@ from fleet.recorder.planning.explanations import Subject
 from kernel.time_ranges import OF_LOAD
 
 SPARE = "spare"
+SHOWN_ELSEWHERE = frozenset(
+    {"accelerators", "checks", "builds", "prefetched", "compile_caches", "offered_caches", "host"}
+)
+"""Members of a report's telemetry that have a part of their own on the page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +76,18 @@ class NodeRow:
     def checks(self) -> Mapping[str, Any] | None:
         found = self.report.telemetry.get("checks") if self.report is not None else None
         return found if isinstance(found, dict) else None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the agent reported of its host and that no other part of the page shows, by name; sizes with a unit."""
+        stated = self.report.telemetry if self.report is not None else {}
+        return {
+            name.removesuffix("_bytes").replace("_", " ").capitalize(): (
+                filesizeformat(value) if name.endswith("_bytes") and isinstance(value, int) else value
+            )
+            for name, value in stated.items()
+            if name not in SHOWN_ELSEWHERE
+        }
 
     @property
     def checked_at(self) -> datetime | None:
