@@ -33,7 +33,13 @@ from fleet.regions.pages.views import (
 from fleet.regions.pages.wizard import REGION_WIZARD
 from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
 from fleet.rollouts.pages import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
-from models_registry.benchmarks.pages import BENCHMARKS
+from models_registry.benchmarks.pages import (
+    BENCHMARK,
+    BENCHMARK_COMPARISON,
+    BENCHMARKS,
+    benchmark_action,
+    benchmark_new,
+)
 from models_registry.builds.pages import BUILD, engine_build_action, engine_build_new, engine_build_upload_action
 from models_registry.builds.pages import UPLOADS as BUILD_UPLOADS
 from models_registry.compile_caches.pages import compile_cache_delete
@@ -152,6 +158,10 @@ urlpatterns = [
     path("usage/budgets/set/", budget_set_action, name="budget-set"),
     path("usage/budgets/<int:id>/remove/", budget_remove_action, name="budget-remove"),
     path("benchmarks/", _view(BENCHMARKS), name="benchmarks"),
+    path("benchmarks/new/", benchmark_new, name="benchmark-new"),
+    path("benchmarks/compare/", _view(BENCHMARK_COMPARISON), name="benchmark-comparison"),
+    path("benchmarks/<str:key>/", _view(BENCHMARK), name="benchmark"),
+    path("benchmarks/<str:key>/ask/<str:action>/", benchmark_action, name="benchmark-action"),
     path("models/", _view(MODELS), name="models"),
     path("models/<model:key>/", _view(MODEL), name="model"),
     path("models/<version:key>/", _view(VERSION), name="version"),

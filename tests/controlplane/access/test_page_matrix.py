@@ -15,7 +15,7 @@ KNOWS_THE_OLD_ONE = {"password-change"}
 """Every logged-in user; refused without the old password (tests of the settings)."""
 VIEWER = {
     "overview", "deployments", "deployment", "rollouts", "rollout", "cells", "cell", "nodes", "node", "region",
-    "machines", "regions", "benchmarks",
+    "machines", "regions", "benchmarks", "benchmark", "benchmark-comparison",
     "traffic", "what-if", "playground", "playground-code", "keys", "key", "models", "model", "version", "version-diff",
     "incidents", "incident", "incident-report", "runbook", "engine-build", "engine-build-uploads", "machine",
     "why", "cell-logs", "cell-log-download",
@@ -33,7 +33,7 @@ OPERATOR = {
     "pool-add", "pool-action", "image-move", "image-back", "agents-upgrade", "agents-cancel",
     "key-new", "key-action", "tenant-webhook-new", "tenant-webhook-rotate", "tenant-webhook-remove",
     "batch-action", "draft-edit", "model-new", "version-new", "deployment-new", "import-action",
-    "region-new",
+    "region-new", "benchmark-new", "benchmark-action",
     "version-action", "webhook-test", "playground-say", "audit",
 }  # fmt: skip
 ADMIN = {

@@ -19,7 +19,7 @@ from fleet.releases.models import AgentRelease
 from fleet.rollouts.models import Rollout
 from kernel import clock
 from kernel.events import event_record
-from models_registry.benchmarks.models import Benchmark
+from models_registry.benchmarks.models import Benchmark, BenchmarkPoint
 from models_registry.builds.models import EngineBuild, EngineBuildUpload
 from models_registry.compile_caches.models import CompileCache
 from models_registry.imports.models import ImportFile, ModelImport
@@ -83,9 +83,15 @@ def one_more_of_everything(number: int) -> Cell:
     )  # fmt: skip
     ImportFile.objects.create(model_import=fetched, path="config.json", size=2**30, blob=40 * "0", stored=64 * "a")
     ImportFile.objects.create(model_import=fetched, path="model.safetensors", size=2**31, sha256=64 * "b")
-    Benchmark.objects.create(
-        version=version, deployment=f"deployment-{number}", region=region.name, state="failed", reason="no cell",
-        workload="1000+150", slo="ttft=1000,itl=60", actor="ada", created_at=NOW, ended_at=NOW,
+    benchmark = Benchmark.objects.create(
+        id=1000 + number, version=version, deployment=f"deployment-{number}", region=region.name, state="failed",
+        reason="no cell", workload="1000+150", slo="ttft=1000,itl=60", actor="ada", created_at=NOW,
+        ended_at=NOW,
+    )  # fmt: skip
+    figures = {"tokens_per_s": 1200.0, "tokens_per_s_per_user": 25.0, "ttft_p99_ms": 410.0, "itl_p99_ms": 39.0}
+    BenchmarkPoint.objects.create(
+        benchmark=benchmark, number=1, rate=8, verdict="held", reason="all inside", figures=figures, histograms={},
+        measured_at=NOW,
     )  # fmt: skip
     deployment = Deployment.objects.create(
         name=f"deployment-{number}",

@@ -70,6 +70,8 @@ DETAILS: tuple[str, ...] = (
     "/keys/0a000000/",
     "/batches/batch_00000000000000000000000000000000/",
     "/imports/1000/",
+    "/benchmarks/1000/",
+    "/benchmarks/compare/?id=1000",
     "/models/model-0/",
     "/models/model-0@1/",
     "/builds/build-0/",
