@@ -101,7 +101,8 @@ def page_target(page: str, name: str = "the settings") -> Target[Any]:
 @dataclass(frozen=True, slots=True)
 class Field:
     """An input of an action's form. `kind` is its HTML type, or `textarea` for text of several lines with `most`
-    characters. A hidden one has no label, and a checkbox sends its value if it is `checked`."""
+    characters, or `select` with `options`, each a value and a label. A hidden one has no label, and a checkbox sends
+    its value if it is `checked`."""
 
     name: str
     label: str = ""
@@ -112,6 +113,7 @@ class Field:
     most: int | None = None
     step: str = ""
     checked: bool = False
+    options: tuple[tuple[str, str], ...] = ()
 
 
 WHY = Field("why", "Reason")

@@ -23,7 +23,7 @@ from fleet.deployments.pages.views import SCALE
 from fleet.faults.models import Incident
 from fleet.faults.pages import INCIDENT_ACTIONS, FleetHealth, fleet_health
 from fleet.machines.models import Machine
-from fleet.machines.pages import MACHINE_ACTIONS
+from fleet.machines.pages.views import MACHINE_ACTIONS
 from fleet.nodes.models import Node
 from fleet.nodes.pages import NODE_ACTIONS
 from fleet.regions.models import Region

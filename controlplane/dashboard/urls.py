@@ -19,7 +19,8 @@ from fleet.cells.pages.views import CELL, CELLS, cell_action
 from fleet.deployments.pages.views import DAY_PLAN, DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
 from fleet.deployments.pages.wizard import DEPLOYMENT_WIZARD
 from fleet.faults.pages import INCIDENT, INCIDENTS, RUNBOOK, incident_action, incident_report
-from fleet.machines.pages import MACHINE, MACHINES, invitation_withdraw_action, machine_action, machine_add_action
+from fleet.machines.pages.invitations import INVITATION, invitation_withdraw_action, machine_add_action
+from fleet.machines.pages.views import MACHINE, MACHINES, machine_action
 from fleet.nodes.pages import NODE, NODES, node_action
 from fleet.recorder.pages.why import WHY
 from fleet.regions.pages.views import (
@@ -117,6 +118,7 @@ urlpatterns = [
     path("nodes/agents/upgrade/", agents_upgrade_action, name="agents-upgrade"),
     path("nodes/agents/cancel/", agents_cancel_action, name="agents-cancel"),
     path("nodes/machines/add/", machine_add_action, name="machine-add"),
+    path("invitations/<str:key>/", _view(INVITATION), name="invitation"),
     path("nodes/invitations/<str:prefix>/withdraw/", invitation_withdraw_action, name="invitation-withdraw"),
     path("nodes/<str:key>/", _view(NODE), name="node"),
     path("nodes/<str:node_id>/ask/<str:action>/", node_action, name="node-action"),

@@ -25,7 +25,7 @@ from fleet.cells.pages.siblings import Siblings, siblings_of
 from fleet.cells.services import DRAINABLE, RESTARTABLE, cell_drain, cell_restart
 from fleet.load.pages import Charts, load_charts, member_charts
 from fleet.load.selectors import cell_subject
-from fleet.machines.pages import CellMachines, cell_machines
+from fleet.machines.pages.views import CellMachines, cell_machines
 from fleet.reconcile.planning.states import CellState
 from fleet.recorder.pages.past import PAST_CELLS
 from fleet.recorder.pages.why import time_line_fragment, why_fragment

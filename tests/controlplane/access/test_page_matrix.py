@@ -16,6 +16,7 @@ KNOWS_THE_OLD_ONE = {"password-change"}
 VIEWER = {
     "overview", "deployments", "deployment", "rollouts", "rollout", "cells", "cell", "nodes", "node", "region",
     "machines", "regions", "benchmarks", "benchmark", "benchmark-comparison",
+    "invitation",
     "traffic", "what-if", "playground", "playground-code", "keys", "key", "models", "model", "version", "version-diff",
     "incidents", "incident", "incident-report", "runbook", "engine-build", "engine-build-uploads", "machine",
     "why", "cell-logs", "cell-log-download",

@@ -10,13 +10,16 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from engine_agent.protocol.machine_messages import machine_id_of
 from fleet.capacity.planning.pools import Market
 from fleet.cells.pages.data import cell_find
 from fleet.clouds.models import CapacityPool, CloudNotice
 from fleet.deployments.models import Deployment
 from fleet.machines.models import Invitation, Machine
-from fleet.machines.pages import cell_machines
+from fleet.machines.pages.views import cell_machines
+from fleet.machines.services.machines import join_refused, machine_enrol
 from fleet.reconcile.planning.states import MachineState, NoticeKind, NoticeSource
+from kernel import clock
 from tests.controlplane.access.callers import make_user
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
@@ -31,18 +34,52 @@ def test_the_list_shows_machines_and_what_is_odd_about_them() -> None:
     rows.machine("m-00000001")
     text = fragment(signed_in(), "/machines/", "machines")
     assert "m-00000001: Its machine agent has been silent for" in text
-    assert "Add machines" in fragment(signed_in(), "/machines/", "machine-invitations")
+    assert "Add machines" in text
     assert "m-00000001" not in fragment(signed_in(), "/machines/?q=m-2", "machines")
 
 
 def test_the_line_is_shown_once() -> None:
     rows.region("pool", provider="machines")
     shown = signed_in().post("/nodes/machines/add/", FORM)
-    [line] = re.findall(r'<pre id="join-line" class="line">(.*?)</pre>', shown.text)
+    [line] = re.findall(r'<pre id="join-line" class="line" tabindex="0">(.*?)</pre>', shown.text)
     assert "/join | sh -s -- sw_" in line
     invitation = Invitation.objects.get()
     assert (invitation.role, invitation.count, invitation.left) == ("ingress", 2, 2)
     assert line.rpartition("_")[2] not in fragment(signed_in(), "/machines/", "machine-invitations")
+
+
+def test_the_page_of_an_invitation_shows_hosts_as_they_join() -> None:
+    rows.region("pool", provider="machines")
+    client = signed_in()
+    shown = client.post("/nodes/machines/add/", {**FORM, "layout": "", "role": "node"}).text
+    assert "switchyard machine add --region pool --count 2 --expires 3h --role node" in shown
+    invitation = Invitation.objects.get()
+    page = f"/invitations/{invitation.prefix}/"
+    assert f'hx-get="{page}"' in shown
+    assert "0 of 2 hosts joined." in fragment(client, page, "invitation-hosts")
+    [line] = re.findall(r'<pre id="join-line" class="line" tabindex="0">(.*?)</pre>', shown)
+    token = line.split()[-1]
+    nonce = "a" * 32
+    machine_enrol(token=token, kind="machine", subject=machine_id_of(nonce), nonce=nonce, now=clock.now())
+    join_refused(token=token, address="10.0.0.9", reason="<b>no disk</b>", now=clock.now())
+    viewer = Client()
+    viewer.force_login(make_user("viewer"))
+    joined = fragment(viewer, page, "invitation-hosts")
+    assert "0 of 2 hosts joined, 1 joining." in joined
+    assert machine_id_of(nonce) in joined
+    assert "10.0.0.9 did not join pool: &lt;b&gt;no disk&lt;/b&gt;" in joined
+    Machine.objects.update(state=MachineState.POOL.value)
+    assert "1 of 2 hosts joined." in fragment(viewer, page, "invitation-hosts")
+    assert "Withdraw" in client.get(page).text
+    whole = viewer.get(page).text
+    assert "Withdraw" not in whole
+    assert token.rpartition("_")[2] not in whole
+    assert viewer.get("/invitations/nobody/").status_code == 404
+
+
+def test_the_form_needs_a_region_that_hosts_can_join() -> None:
+    rows.region("us-east-1", provider="local")
+    assert "Hosts join regions of provider machines." in signed_in().get("/nodes/machines/add/").text
 
 
 def test_an_invitation_is_withdrawn() -> None:
@@ -65,6 +102,8 @@ def test_an_invitation_is_valid_for_whole_hours_of_a_week(hours: str) -> None:
     refused = signed_in().post("/nodes/machines/add/", {**FORM, "valid_for_hours": hours})
     assert refused.status_code == 409
     assert "Valid for hours: " in refused.text
+    assert '<option value="ingress" selected>' in refused.text
+    assert 'name="count" type="number" value="2"' in refused.text
     assert not Invitation.objects.exists()
 
 
@@ -82,7 +121,9 @@ def test_a_viewer_sees_no_form() -> None:
     client.force_login(viewer)
     text = fragment(client, "/machines/", "machines")
     assert "m-00000001" in text
-    assert "Add machines" not in fragment(client, "/machines/", "machine-invitations")
+    assert "This needs the operator role." in text
+    assert 'href="/nodes/machines/add/"' not in text
+    assert 'href="/nodes/machines/add/"' in fragment(signed_in(), "/machines/", "machines")
     assert "ask/remove/" not in fragment(client, "/machines/m-00000001/", "machine")
 
 

@@ -1,15 +1,11 @@
-"""Machines: the list with the form for invitations, those of a cell with place, price and usable pools, and the page of
+"""Machines: the list with open invitations, the machines of a cell with place, price and usable pools, and the page of
 one with its actions."""
 
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any
+from datetime import datetime
 
 from django.db.models import Q, QuerySet
-from django.http import Http404, HttpResponse
-from django.shortcuts import render
 from django.urls import reverse
-from rest_framework import serializers
 
 from controlplane.dashboard.actions import (
     WHY,
@@ -17,32 +13,28 @@ from controlplane.dashboard.actions import (
     Field,
     Submission,
     Target,
-    action,
     action_menu,
     action_view,
-    page_target,
 )
 from controlplane.dashboard.choices import choose_region, choose_state
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from controlplane.dashboard.lists import Column, List
-from fleet.agents.services.enrolment import join_line
 from fleet.capacity.planning.pools import Market, UnitView, fits, parse_markets
 from fleet.capacity.selectors import pool_views
 from fleet.cells.pages.data import CellRow, MemberRow
 from fleet.clouds.models import CapacityPool
 from fleet.deployments.models import Deployment
-from fleet.machines.api import InviteSerializer
 from fleet.machines.models import Invitation, Machine
 from fleet.machines.planner import LOCAL, POOLED, describe
 from fleet.machines.selectors import hosts_running, invitations_described, machines_described, notices_of
 from fleet.machines.services.layouts import machine_layout_set
-from fleet.machines.services.machines import invitation_create, invitation_withdraw, machine_remove, nodes_on
+from fleet.machines.services.machines import machine_remove, nodes_on
 from fleet.machines.services.revocation import machine_revoke
 from fleet.machines.services.set_aside import machine_repaired
-from fleet.reconcile.planning.states import MachineRole, MachineState, choices
-from fleet.regions.models import Region
+from fleet.reconcile.planning.states import MachineRole, MachineState
 from fleet.releases.pages import AGENTS
-from models_registry.instance_types.selectors import instance_type_names
+
+INVITATIONS_SHOWN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,20 +54,9 @@ def is_removable(machine: Machine) -> bool:
     return is_host and not machine.leaving
 
 
-@dataclass(frozen=True, slots=True)
-class Joining:
-    """Open invitations, and the choices for a new one."""
-
-    open: tuple[Invitation, ...]
-    regions: tuple[str, ...]
-    kinds: tuple[str, ...]
-    roles: tuple[tuple[str, str], ...] = tuple(choices(MachineRole))
-
-
-def _joining(request: PageRequest) -> Joining:
+def _joining(request: PageRequest) -> tuple[Invitation, ...]:
     invitations = invitations_described().filter(left__gt=0, expires_at__gt=request.now, withdrawn_at=None)
-    regions = Region.objects.filter(provider=POOLED).values_list("name", flat=True)
-    return Joining(tuple(invitations[:20]), tuple(regions), tuple(instance_type_names()))
+    return tuple(invitations[:INVITATIONS_SHOWN])
 
 
 def _listed(request: PageRequest) -> "QuerySet[Machine]":
@@ -197,15 +178,6 @@ def _pool_lines(row: CellRow, machines: tuple[CellMachine, ...], now: datetime) 
     )
 
 
-HOURS = "valid_for_hours"
-
-
-class _Hours(serializers.Serializer[Any]):
-    """Validity of an invitation as the form states it; the API takes a duration."""
-
-    valid_for_hours = serializers.IntegerField(min_value=1, max_value=168)
-
-
 def _machine_filter(request: PageRequest) -> Filter:
     choices = (choose_region(request), choose_state(request, MachineState, "every live state"))
     return Filter(text_label="Find by name, node or address", text_name="q", text=request.text("q"), choices=choices)
@@ -216,38 +188,12 @@ MACHINES = Page(
     title="Machines",
     fragments=(
         Fragment("machines", "", ("machines", "nodes"), "fleet/machines/machines.html", MACHINE_LIST.page),
-        Fragment("machine-invitations", "Join hosts", (), "fleet/machines/invitations.html", _joining),
+        Fragment("machine-invitations", "Open invitations", ("machines",), "fleet/machines/invitations.html", _joining),
         AGENTS,
     ),
     narrow=_machine_filter,
     export=MACHINE_LIST.export,
 )
-
-
-@action(page_target("machines", "machines"))
-def machine_add_action(form: Submission, _: None) -> HttpResponse:
-    expires_in = timedelta(hours=form.valid(_Hours, HOURS)[HOURS])
-    body = form.valid(InviteSerializer, "region", "count", "role", "instance_type", "layout")
-    new = invitation_create(
-        region=body["region"],
-        count=body["count"],
-        expires_in=expires_in,
-        role=MachineRole(body["role"]),
-        instance_type=body["instance_type"],
-        layout=body["layout"],
-        actor=form.actor,
-        now=form.now,
-    )
-    line = join_line(new.text)
-    context = {"invitation": new.invitation, "line": line.text, "notices": line.notices}
-    return render(form.request, "fleet/machines/join_line.html", context)
-
-
-@action(page_target("machines", "the invitation"))
-def invitation_withdraw_action(form: Submission, prefix: str) -> None:
-    if not Invitation.objects.filter(prefix=prefix).exists():
-        raise Http404(f"There is no invitation {prefix!r}.")
-    invitation_withdraw(prefix=prefix, actor=form.actor, now=form.now)
 
 
 def _machine_or_404(key: str) -> Machine:
