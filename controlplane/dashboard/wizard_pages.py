@@ -14,6 +14,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 
 from accounts.permissions import FactorNeeded
+from controlplane.api.apply.documents import role_needed
 from controlplane.api.apply.execution import NotPossible, Requester, documents_apply, documents_preview
 from controlplane.api.apply.planning import Kind
 from controlplane.api.apply.view import predicted_effects
@@ -125,6 +126,7 @@ def _apply(wizard: Wizard, form: Submission, typed: Typed, page_request: PageReq
     if checked.is_ready:
         if not checked.changes_something:  # a repeated submit: it is done
             return redirect(wizard.url(checked.documents))
+        require(form.request, role_needed(checked.parsed))
         requester, revision = _requester(form), form.text("revision")
         try:
             applied = documents_apply(documents=checked.parsed, requester=requester, revision=revision)

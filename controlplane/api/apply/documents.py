@@ -1,7 +1,7 @@
 """Reads declarative documents: the fields of each kind and their types. An unknown field is an error with its path and
 the allowed names. It never checks whether values make sense together; the plan and the services do."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rest_framework import serializers
@@ -13,6 +13,7 @@ from fleet.faults.planning.views import SETTABLE_RULES, RuleMode
 from fleet.reconcile.planning.states import choices
 from fleet.regions.api import DescribedRegionSerializer
 from fleet.regions.models import Region
+from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer
 from models_registry.imports.api import ImportSourceSerializer
 from models_registry.instance_types.api import InstanceTypeColumnsSerializer
@@ -70,6 +71,8 @@ SPECS: Mapping[Kind, type[StrictSerializer]] = {
     Kind.TRAFFIC_POLICY: TrafficPolicyChangeSerializer,
     Kind.FAULT_RULE: FaultRuleSpec,
 }
+NEEDS: Mapping[Kind, Role] = {Kind.FAULT_RULE: Role.ADMIN}
+"""The role that changes an object of a kind, as at its own path of the API; other kinds need an operator."""
 NAME_MAX: Mapping[Kind, int] = {
     Kind.INSTANCE_TYPE: 64,
     Kind.REGION: Region._meta.pk.max_length or 64,
@@ -101,6 +104,12 @@ class DocumentSerializer(StrictSerializer):
         if not spec.is_valid():
             raise serializers.ValidationError({"spec": spec.errors})
         return {"kind": kind, "name": name, "spec": plain(spec.validated_data)}
+
+
+def role_needed(documents: Iterable[Document]) -> Role:
+    """The role that may apply all of these documents."""
+    needed = {Role.OPERATOR, *(NEEDS.get(one.kind, Role.OPERATOR) for one in documents)}
+    return max(needed, key=lambda role: role.rank)
 
 
 def _check_name(kind: Kind, name: str) -> None:

@@ -11,7 +11,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.api.apply.documents import DOCUMENTS_MOST, DocumentSerializer, documents_of
+from controlplane.api.apply.documents import DOCUMENTS_MOST, DocumentSerializer, documents_of, role_needed
 from controlplane.api.apply.execution import ApplyResult, NotPossible, Requester, documents_apply, documents_preview
 from controlplane.api.apply.planning import Action, Change, Document, Kind, Objection, Step
 from controlplane.api.what_if import FORECAST, ForecastSerializer, forecast_response
@@ -19,7 +19,7 @@ from controlplane.forecast_budget import FORECASTS
 from controlplane.what_if import HasTime, plan_onwards
 from fleet.reconcile.planning.states import choices
 from kernel import clock
-from kernel.access import access_of
+from kernel.access import access_of, require
 from kernel.refusals import Conflict
 from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import ViewSet
@@ -144,6 +144,7 @@ class ApplyViewSet(ViewSet):
         documents, requester = documents_of(payload["documents"]), _sender(request, payload["why"])
         if payload["dry_run"]:
             return _preview(request, documents, requester)
+        require(request, role_needed(documents), deployment_described(request.data))
         result = _or_refused(documents_apply, documents=documents, requester=requester, revision=payload["revision"])
         return Response(AppliedSerializer(_result_fields(result, applied=True)).data)
 

@@ -76,7 +76,7 @@ def test_a_node_shows_its_place_and_last_report() -> None:
     assert re.search(r"spine \S rack", part("/nodes/n-00000001/", "node"))
     assert CELL in part("/nodes/n-00000001/", "node")
     assert "pid 4711" in part("/nodes/n-00000001/", "node-report")
-    assert "99\xa0bytes" in part("/nodes/n-00000001/", "node-report")
+    assert "99 bytes" in part("/nodes/n-00000001/", "node-report")
 
 
 def test_a_node_shows_its_accelerators_and_their_errors() -> None:

@@ -14,12 +14,14 @@ from fleet.autoscaling.planning.role_split import RoleSplit
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.services.demo import demo_seed
 from fleet.faults.models import FaultRule
+from fleet.faults.planning.views import SETTABLE_RULES
 from fleet.regions.models import Region
 from fleet.rollouts.models import Rollout
+from kernel.access import Role
 from kernel.models import Event
 from models_registry.instance_types.models import InstanceType
 from models_registry.versions.models import Model, ModelVersion
-from tests.controlplane.access.callers import calls, granted
+from tests.controlplane.access.callers import calls, granted, make_user
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
 from traffic.region_shares.models import TrafficRule
@@ -288,3 +290,13 @@ def test_cells_by_role_are_foretold_applied_and_then_unchanged(monkeypatch: pyte
     assert actions(applied(wanted)) == []
     regions = [{"region": "us-east-1", "cells": {"prefill": 1, "decode": 1, "mixed": 0}}]
     assert actions(applied(document("Deployment", "sim-70b", regions=regions))) == []
+
+
+def test_a_kind_that_only_admins_change_is_refused_to_operators_in_documents_as_well() -> None:
+    body = {"documents": [document("Model", "m"), document("FaultRule", SETTABLE_RULES[0].value, mode="off")]}
+    operator = calls(make_user("olga", Role.OPERATOR))
+    assert operator.post(f"{URL}/", body, format="json").status_code == 403
+    assert not Model.objects.exists()
+    assert operator.post(f"{URL}/", {**body, "dry_run": True}, format="json").status_code == 200
+    assert calls(make_user("ada", Role.ADMIN)).post(f"{URL}/", body, format="json").status_code == 200
+    assert FaultRule.objects.get().mode == "off"
