@@ -310,7 +310,7 @@ def _imports() -> Iterator[Operation]:
 
 
 def needs_a_person(now: datetime, access: Access) -> tuple[Operation, ...]:
-    """What stays as it is until a person decides. Certificates only for operators."""
+    """Operations that wait for a person. Certificates only for operators."""
     sources: tuple[Iterable[Operation], ...] = (
         _approvals(now), _paused_rollouts(), _paused_scaling(), _waiting_incidents(),
         _certificates(now) if access.operate else (), _budgets(now), _broken_machines(), _failed_imports(now),

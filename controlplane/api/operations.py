@@ -32,7 +32,7 @@ class OperationSerializer(serializers.Serializer[Any]):
 @extend_schema_serializer(many=False)
 class OperationsSerializer(serializers.Serializer[Any]):
     in_progress = OperationSerializer(many=True)
-    waiting = OperationSerializer(many=True, help_text="What stays as it is until a person decides.")
+    waiting = OperationSerializer(many=True, help_text="Operations that wait for a person.")
 
 
 class OperationsViewSet(ViewSet):

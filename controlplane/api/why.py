@@ -60,7 +60,7 @@ class ReasonSerializer(serializers.Serializer[Any]):
     planner = serializers.CharField()
     rule = serializers.CharField()
     reason = serializers.CharField()
-    subjects = serializers.ListField(child=serializers.CharField(), help_text="What it is about, as `cell:NAME`.")
+    subjects = serializers.ListField(child=serializers.CharField(), help_text="Its subjects, as `cell:NAME`.")
     inputs = serializers.DictField()
     limits = serializers.DictField()
     alternatives = AlternativeSerializer(many=True, allow_null=True, help_text="Only with `alternatives=true`.")

@@ -57,7 +57,7 @@ SPARE = "spare"
 SHOWN_ELSEWHERE = frozenset(
     {"accelerators", "checks", "builds", "prefetched", "compile_caches", "offered_caches", "host"}
 )
-"""Members of a report's telemetry that have a part of their own on the page."""
+"""Members of a report's telemetry that other parts of the page show."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -166,7 +166,7 @@ def _last_of(incident: Incident) -> datetime:
 
 
 def subjects_of(incident: Incident) -> list[str]:
-    """What decisions about an incident are about: its own subject, its node and cell, else its deployment or region."""
+    """Subjects of decisions about an incident: its own, its node and cell, else its deployment or region."""
     found = [Subject.INCIDENT.named(f"{incident.kind}/{incident.subject}")]
     if incident.node or incident.cell:
         named = ((Subject.NODE, incident.node), (Subject.CELL, incident.cell))

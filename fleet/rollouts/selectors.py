@@ -90,7 +90,7 @@ def counters_reported(report: NodeReport | None) -> CellCounters | None:
 
 
 def bake_so_far(rollout: Rollout) -> Verdict | None:
-    """What the gate would decide now, from what the cells have counted since the bake began; one query. None outside a
+    """The verdict that a gate would have now, from the cells' counts since the bake began; one query. None outside a
     bake, before the first report in it, and for a deployment on several instance types, because the gate compares
     cells by type."""
     if rollout.state != RolloutState.BAKING or len(rollout.deployment.instance_types) > 1:

@@ -489,7 +489,7 @@ def _start_form(form: Submission, thing: None) -> Context:
 
 
 def _predicted(form: Submission, thing: None) -> Context:
-    """What the form measures, or {} while no deployment is chosen."""
+    """The measurement that the form describes, or {} while no deployment is chosen."""
     if not form.text("deployment"):
         return {}
     asked, target = _request_of(form)

@@ -6,6 +6,7 @@ Seidl, "On the degree of ambiguity of finite automata", 1991). A search begins a
 every character leads back to. Counted repetition is taken for three times at most: it bounds itself."""
 
 import ast
+import builtins
 import importlib
 import re
 import re._parser as sre  # type: ignore[import-not-found]  # there is no public one
@@ -243,7 +244,7 @@ def _value(node: ast.expr, path: Path) -> str | bytes:
         return node.value
     names = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
     module = importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts))
-    known = {name: getattr(module, name, f"<{name}>") for name in names}
+    known = {name: getattr(module, name, f"<{name}>") for name in names if not hasattr(builtins, name)}
     value = eval(compile(ast.Expression(node), str(path), "eval"), {"re": re, **known})  # noqa: S307 - our own source
     pattern: str | bytes = value.pattern if isinstance(value, re.Pattern) else value
     return pattern

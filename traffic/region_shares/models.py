@@ -119,9 +119,9 @@ class TrafficWindow(models.Model):
 
 
 class RegionLoss(models.Model):
-    """What breaks if a region is lost at the peak of the next day, as of `made_at`, for `deployments` with a forecast.
-    `shortages`: rows of `planning.losses.Shortage`, the largest first. `is_judged`: all forecasts are based on past
-    errors."""
+    """Shortages after the loss of a region at the peak of the next day, as of `made_at`, for `deployments` with a
+    forecast. `shortages`: rows of `planning.losses.Shortage`, the largest first. `is_judged`: all forecasts are based
+    on past errors."""
 
     region = models.OneToOneField(Region, on_delete=models.CASCADE, primary_key=True, related_name="loss")
     made_at = models.DateTimeField()

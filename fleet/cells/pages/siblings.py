@@ -1,5 +1,5 @@
 """The part of a cell's page that compares it with its siblings: reads their windows of load and of machines, and takes
-means. What stands out is decided by `fleet.cells.planner.compare_with_siblings`."""
+means. `fleet.cells.planner.compare_with_siblings` decides which figures stand out."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

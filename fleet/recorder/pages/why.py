@@ -44,7 +44,7 @@ class WhyPart:
 
 @dataclass(frozen=True, slots=True)
 class NowPart:
-    """What explains an object's state. `is_asked`: False if the fleet is large and nobody asked yet."""
+    """The explanation of an object's state. `is_asked`: False in a large fleet until the user requests it."""
 
     kind: Subject
     name: str

@@ -327,7 +327,7 @@ _DETAILS: Mapping[type[Decision], Callable[..., _Details]] = {
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """What could have been chosen instead, and why it was not."""
+    """A candidate that was not chosen, with the reason."""
 
     name: str
     why_not: str

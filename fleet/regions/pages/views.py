@@ -54,7 +54,7 @@ CLOUD_TONE = {
 
 @dataclass(frozen=True, slots=True)
 class RegionRow:
-    """A region in the list. `load`: its last window; `loss`: what its loss would break. None: not known."""
+    """A region in the list. `load`: its last window; `loss`: shortages after its loss. Both are None if unknown."""
 
     region: Region
     cloud: CloudRegion | None

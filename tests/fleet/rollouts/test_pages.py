@@ -82,7 +82,7 @@ def test_a_gate_names_the_limit_and_the_samples_of_what_is_worse(rollout: Rollou
     lines = {line.name: line for line in gate_lines(numbers, gate)}
     assert [name for name, line in lines.items() if line.is_worse] == ["Failed requests", "Time to first token, p95"]
     assert lines["Failed requests"].ratio == pytest.approx(10.0)
-    assert lines["Time to first token, median"].samples == (200, 400)
+    assert lines["Time to first token, median"].samples == (200.0, 400.0)
     assert lines["Requests"].limit == "at least 50 of each"
 
 

@@ -254,8 +254,8 @@ class RegionLossFilter(filters.FilterSet):
 
 
 class RegionLossViewSet(ReadOnlyModelViewSet[RegionLoss]):
-    """What breaks if a region is lost when load peaks in the next day (N+1). Renewed with the forecasts, every five
-    minutes; empty without recent ones."""
+    """Shortages after the loss of a region when load peaks in the next day (N+1). Renewed with the forecasts, every
+    five minutes; empty without recent ones."""
 
     queryset = RegionLoss.objects.all()
     serializer_class = RegionLossSerializer

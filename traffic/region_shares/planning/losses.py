@@ -1,6 +1,6 @@
-"""Which deployments lack capacity if regions are lost when their load peaks in the next day (N+1), and which multiple
-of that peak they carry. Pure. Requests that arrive in a lost region count as if they arrived elsewhere: they go where
-residency and room let them."""
+"""Finds deployments that lack capacity if regions are lost when their load peaks in the next day (N+1), and the
+multiple of that peak that each carries. Pure. Requests that arrive in a lost region count as if they arrived
+elsewhere: they go where residency and room let them."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
