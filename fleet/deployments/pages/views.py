@@ -129,6 +129,13 @@ def _events_of_deployment(request: PageRequest) -> EventList:
     return deployment_events(request.key, EVENTS_OF_ONE_DEPLOYMENT)
 
 
+POLICY_PAGES = (
+    ("deployment-autoscaling", "Autoscaling"),
+    ("deployment-updates", "Update policy"),
+    ("deployment-traffic", "Traffic policy"),
+)
+
+
 def _deployment_actions(request: PageRequest) -> ActionMenu:
     deployment, access = request.once(_deployment_model), request.caller.access
     rollout = f"{reverse('rollout-new')}?{urlencode({'deployment': deployment.pk})}"
@@ -136,6 +143,7 @@ def _deployment_actions(request: PageRequest) -> ActionMenu:
         (
             SCALE.menu_item(deployment, access),
             menu_item("Roll out another version", rollout, access, deployment=deployment.pk),
+            *(menu_item(label, reverse(name, args=(deployment.pk,)), access) for name, label in POLICY_PAGES),
         )
     )
 
