@@ -9,7 +9,7 @@ from fleet.autoscaling.planning.needs import NeedSample, PlaceLoad, ScaledPlace,
 from fleet.autoscaling.planning.planner import agreement_s, plan_scaling
 from fleet.autoscaling.planning.policy import CellPools, CellRange, Cells, ScalingMode
 from fleet.autoscaling.selectors import place_plans, scaling_mode, scaling_switch, start_times_s, typical_s
-from fleet.capacity.planning.rates import Source
+from fleet.capacity.planning.rates import MachinePrices, Source
 from fleet.capacity.planning.view import PlacePlan, at_load, need_within
 from fleet.capacity.selectors import machine_prices
 from fleet.deployments.models import Deployment, DeploymentRegion
@@ -176,6 +176,22 @@ def _price_notes(view: FleetView, deployment: str, wanted: Mapping[str, int], no
         source = max((price.source for price in found.values()), default=Source.MEASURED)
         then = f"then, with all cells on {kind}," if spec.further else "then,"
         yield f"its machines cost ${was:,.2f} an hour now and ${would:,.2f} {then} by prices that are {source.label}"
+
+
+def hourly_cost(view: FleetView, deployment: str, prices: MachinePrices, now: datetime) -> float | None:
+    """US dollars an hour for the machines of all cells that a deployment should have; 0 if it does not exist, None
+    without a price. Cells without a stated type count as the first one."""
+    spec = view.deployments.get(deployment)
+    if spec is None:
+        return 0.0
+    total = 0.0
+    for region, cells in spec.cells_wanted.items():
+        for kind, count in (spec.claim(region).by_type or {spec.instance_types[0]: cells}).items():
+            price = prices.of(region, kind, now).usd
+            if price is None and count:
+                return None
+            total += count * spec.of(spec.version, kind).nodes_per_cell * (price or 0.0)
+    return total
 
 
 def _noting(forecast: Forecast, notes: Iterable[str]) -> Forecast:

@@ -66,7 +66,8 @@ Change = RollOut | Scale | LoseRegion
 
 @dataclass(frozen=True, slots=True)
 class PlaceForecast:
-    """A deployment in a region: cells in service now, at the worst time, and at the end."""
+    """A deployment in a region: cells in service now, at the worst time, and at the end. `least_at_s`: seconds from now
+    until the worst time."""
 
     deployment: str
     region: str
@@ -74,6 +75,7 @@ class PlaceForecast:
     ready_now: int
     ready_least: int
     ready_then: int
+    least_at_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +218,9 @@ def _forecast(world: World, change: Change, before: Mapping[Place, int], is_over
 def _place_forecast(world: World, place: Place, ready_now: int) -> PlaceForecast:
     series = world.series[place]
     wanted = world.store.deployments[place[0]].cells_wanted.get(place[1], 0)
-    return PlaceForecast(place[0], place[1], wanted, ready_now, min(series.ready), series.ready[-1])
+    least = min(series.ready)
+    least_at_s = series.at_s[series.ready.index(least)]
+    return PlaceForecast(place[0], place[1], wanted, ready_now, least, series.ready[-1], least_at_s)
 
 
 def _warnings(

@@ -2,7 +2,7 @@
 documents change nothing when applied. Values are read as in YAML 1.2: `on`, `off`, `yes` and `no` are strings."""
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,9 +39,17 @@ class Written:
 def read_documents(names: list[str]) -> Written:
     """All documents of these files, folders (their YAML and JSON files, by name) or `-` for standard input, separated
     by `---` or in a list. Raises Failure if a file cannot be read, is not YAML, or has other content."""
+    written = parse_documents(_texts(names))
+    if not written.documents:
+        raise Failure(f"no document in {', '.join(names)}", ExitCode.NOT_ACCEPTED)
+    return written
+
+
+def parse_documents(texts: Iterable[tuple[str, str]]) -> Written:
+    """All documents of these texts with their names. Raises Failure if one is not YAML or has other content."""
     documents: list[dict[str, Any]] = []
     places: dict[str, str] = {}
-    for name, text in _texts(names):
+    for name, text in texts:
         for node in _nodes(name, text):
             value = _value(node, name)
             if value is None:
@@ -51,8 +59,6 @@ def read_documents(names: list[str]) -> Written:
                 raise Failure(f"{where}: a document must be an object with kind and metadata", ExitCode.NOT_ACCEPTED)
             _remember(node, f"documents.{len(documents)}", name, places)
             documents.append(value)
-    if not documents:
-        raise Failure(f"no document in {', '.join(names)}", ExitCode.NOT_ACCEPTED)
     return Written(tuple(documents), places)
 
 

@@ -19,6 +19,14 @@ from fleet.cells.pages.views import CELL, CELLS, cell_action
 from fleet.deployments.pages.policies import SCALING_WIZARD, TRAFFIC_WIZARD, UPDATE_WIZARD
 from fleet.deployments.pages.views import DAY_PLAN, DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
 from fleet.deployments.pages.wizard import DEPLOYMENT_WIZARD
+from fleet.drafts.pages import (
+    PLAN_DRAFT,
+    PLAN_DRAFTS,
+    plan_draft_action,
+    plan_draft_download,
+    plan_draft_edit,
+    plan_draft_new,
+)
 from fleet.faults.pages import INCIDENT, INCIDENTS, RUNBOOK, incident_action, incident_report
 from fleet.machines.pages.invitations import INVITATION, invitation_withdraw_action, machine_add_action
 from fleet.machines.pages.views import MACHINE, MACHINES, machine_action
@@ -148,6 +156,12 @@ urlpatterns = [
     path("playground/say/", playground_chat, name="playground-say"),
     path("playground/code/", playground_code, name="playground-code"),
     path("plan/", _view(DAY_PLAN), name="day-plan"),
+    path("plan/drafts/", _view(PLAN_DRAFTS), name="plan-drafts"),
+    path("plan/drafts/new/", plan_draft_new, name="plan-draft-new"),
+    path("plan/drafts/<str:key>/", _view(PLAN_DRAFT), name="plan-draft"),
+    path("plan/drafts/<str:key>/edit/", plan_draft_edit, name="plan-draft-edit"),
+    path("plan/drafts/<str:key>/download/", plan_draft_download, name="plan-draft-download"),
+    path("plan/drafts/<str:key>/ask/<str:action>/", plan_draft_action, name="plan-draft-action"),
     path("batches/", _view(BATCHES), name="batches-page"),
     path("batches/<str:key>/", _view(BATCH), name="batch-page"),
     path("batches/<str:key>/ask/<str:action>/", batch_action, name="batch-action"),

@@ -1,5 +1,5 @@
-"""The one view of all wizards: shows the form with its documents, answers checks, and ends with a download, a request
-for approval or an apply. It never writes: `documents_apply` does, and is audited."""
+"""The one view of all wizards: shows the form with its documents, answers checks, and ends with a download, a plan
+draft, a request for approval or an apply. It never writes: services do."""
 
 import json
 import re
@@ -33,6 +33,7 @@ from controlplane.dashboard.wizards import (
     check,
 )
 from controlplane.forecast_budget import FORECASTS
+from fleet.drafts.services import draft_add
 from kernel import clock
 from kernel.access import require
 from kernel.refusals import Conflict, Refusal
@@ -69,6 +70,12 @@ def wizard_view(wizard: Wizard, shell: Fragment) -> View:
             _foresee(checked, form)
         if go == "download" and checked.documents and not checked.errors:
             return _download(wizard, checked)
+        if go == "draft" and checked.is_ready:
+            try:
+                row = draft_add(owner=request.user.get_username(), documents=checked.documents, now=form.now)
+                return redirect("plan-draft", row.key)
+            except Refusal as refusal:
+                checked.add("", str(refusal))
         return _render(wizard, form, typed, checked, page_request, shell)
 
     return view
@@ -252,7 +259,7 @@ def _render(
         return render(request, "dashboard/wizards/check.html", context)
     page = Page(section=wizard.section, title=wizard.title, fragments=())
     context |= shell_context(request, page, shell, page_request)
-    failed = form.is_post and go in {"review", "apply", "download"} and bool(checked.errors or checked.missing)
+    failed = form.is_post and go in {"review", "apply", "download", "draft"} and bool(checked.errors or checked.missing)
     return render(request, "dashboard/wizards/wizard.html", context, status=409 if failed else 200)
 
 

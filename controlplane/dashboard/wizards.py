@@ -403,24 +403,24 @@ def _wrong(each: Input, message: str) -> InvalidInput:
 
 def first_error(errors: Any) -> str:
     """The first error of a serializer, with its path inside the field."""
-    return next((f"{path}: {text}" if path else text for path, text in _flat(errors)), "is invalid")
+    return next((f"{path}: {text}" if path else text for path, text in errors_by_path(errors)), "is invalid")
 
 
-def _flat(errors: Any, path: str = "") -> Iterator[tuple[str, str]]:
+def errors_by_path(errors: Any, path: str = "") -> Iterator[tuple[str, str]]:
     """Every error of a serializer with its dotted path."""
     if isinstance(errors, dict):
         for name, below in errors.items():
-            yield from _flat(below, f"{path}.{name}" if path else str(name))
+            yield from errors_by_path(below, f"{path}.{name}" if path else str(name))
     elif isinstance(errors, list):
         for index, below in enumerate(errors):
-            is_text = isinstance(below, str)
-            yield from ([(path, str(below))] if is_text else _flat(below, f"{path}.{index}" if path else str(index)))
+            inside = f"{path}.{index}" if path else str(index)
+            yield from [(path, str(below))] if isinstance(below, str) else errors_by_path(below, inside)
     else:
         yield path, str(errors)
 
 
 def _note_errors(wizard: Wizard, checked: Checked, errors: Any) -> None:
-    for path, text in _flat(errors):
+    for path, text in errors_by_path(errors):
         _, index, *rest = [*path.split("."), "", ""]
         kind = checked.documents[int(index)].get("kind") if index.isdigit() else ""
         inside = ".".join(part for part in rest if part)

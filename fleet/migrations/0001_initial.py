@@ -1201,5 +1201,21 @@ class Migration(migrations.Migration):
                 'indexes': [models.Index(fields=['subject', '-round'], name='round_subject')],
             },
         ),
+        migrations.CreateModel(
+            name='PlanDraft',
+            fields=[
+                ('key', models.CharField(max_length=32, primary_key=True, serialize=False)),
+                ('owner', models.CharField(max_length=150)),
+                ('name', models.CharField(max_length=80)),
+                ('documents', models.JSONField(default=list)),
+                ('changed_at', models.DateTimeField()),
+                ('applied_at', models.DateTimeField(null=True)),
+                ('applied_by', models.CharField(blank=True, max_length=150)),
+            ],
+            options={
+                'ordering': ['-changed_at', 'key'],
+                'indexes': [models.Index(fields=['owner', '-changed_at'], name='plan_draft_owner')],
+            },
+        ),
         *_BY_HAND,
     ]

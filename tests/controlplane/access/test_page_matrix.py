@@ -36,6 +36,7 @@ OPERATOR = {
     "key-new", "key-action", "tenant-webhook-new", "tenant-webhook-rotate", "tenant-webhook-remove",
     "batch-action", "draft-edit", "model-new", "version-new", "deployment-new", "import-action",
     "region-new", "benchmark-new", "benchmark-action",
+    "plan-drafts", "plan-draft-new", "plan-draft", "plan-draft-edit", "plan-draft-download", "plan-draft-action",
     "version-action", "webhook-test", "playground-say", "audit",
 }  # fmt: skip
 ADMIN = {

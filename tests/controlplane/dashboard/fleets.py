@@ -11,6 +11,7 @@ from fleet.autoscaling.models import RoleState, ScalingDecision, ScalingState
 from fleet.cells.models import Cell
 from fleet.clouds.models import CapacityPool, CloudRegion, ImageMove
 from fleet.deployments.models import Deployment, DeploymentRegion
+from fleet.drafts.models import PlanDraft
 from fleet.faults.models import Incident
 from fleet.quotas.models import Quota
 from fleet.recorder.models import RecordedRound, RoundSubject
@@ -52,6 +53,10 @@ def one_more_of_everything(number: int) -> Cell:
     cordon = Act("node.cordon", object=f"node/n-{number:08x}", changes={"asked": {"why": "fan"}})
     audit_record(actor=Actor("operator", Proof.SESSION, "127.0.0.1"), act=cordon, now=NOW)
     model = Model.objects.create(name=f"model-{number}", created_at=NOW)
+    wanted = {"apiVersion": "switchyard/v1", "kind": "Model", "metadata": {"name": model.name}, "spec": {}}
+    PlanDraft.objects.create(
+        key=f"draft-{number}", owner="operator", name="More cells", documents=[wanted], changed_at=NOW
+    )
     EngineBuild.objects.create(
         name=f"build-{number}", uri=f"s3://builds/{number}", digest=f"sha256:{number}", serves="vllm", version="1",
         platform="cpu", program="bin/python", python="3.11.7", cpu_arch="x86_64", least_glibc="2.17", packed_bytes=1,

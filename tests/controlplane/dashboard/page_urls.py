@@ -17,6 +17,7 @@ LISTS: dict[str, str] = {
     "models": "/models/",
     "nodes": "/nodes/",
     "plan": "/plan/",
+    "plan-drafts": "/plan/drafts/",
     "what-if": "/what-if/?factor=1.5",
     "playground": "/playground/",
     "regions": "/regions/",
@@ -77,6 +78,7 @@ DETAILS: tuple[str, ...] = (
     "/builds/build-0/",
     "/models/model-0@1/diff/?against=model-0@1",
     "/runbooks/node-lost/",
+    "/plan/drafts/draft-0/",
 )
 """Pages about one thing that `fleets.one_more_of_everything(0)` makes."""
 FLEET_PAGES: tuple[str, ...] = (*LISTS.values(), *FILTERED, *DETAILS)

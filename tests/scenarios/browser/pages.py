@@ -21,6 +21,7 @@ LISTS: dict[str, str] = {
     **page_urls.SETTINGS,
     "key-new": "/keys/new/",
     "model-new": "/new/model/",
+    "plan-draft-new": "/plan/drafts/new/",
     "search": "/search/?q=sim",
 }
 """Name of its screenshot -> address, for pages that also exist on an empty fleet."""
