@@ -62,7 +62,7 @@ from models_registry.instance_types.pages import (
 )
 from models_registry.versions.pages.drafts import DRAFT_WIZARD, VERSION_WIZARD
 from models_registry.versions.pages.views import MODEL, MODELS, VERSION, VERSION_DIFF, version_action
-from traffic.batches.pages import BATCH, BATCHES, batch_action
+from traffic.batches.pages import BATCH, BATCHES, batch_action, batch_download, batch_new
 from traffic.keys.pages.tenant import tenant_page
 from traffic.keys.pages.views import (
     KEY,
@@ -163,7 +163,9 @@ urlpatterns = [
     path("plan/drafts/<str:key>/download/", plan_draft_download, name="plan-draft-download"),
     path("plan/drafts/<str:key>/ask/<str:action>/", plan_draft_action, name="plan-draft-action"),
     path("batches/", _view(BATCHES), name="batches-page"),
+    path("batches/new/", batch_new, name="batch-new"),
     path("batches/<str:key>/", _view(BATCH), name="batch-page"),
+    path("batches/<str:key>/<str:name>.jsonl", batch_download, name="batch-download"),
     path("batches/<str:key>/ask/<str:action>/", batch_action, name="batch-action"),
     path("keys/", _view(KEYS), name="keys"),
     path("tenant/", tenant_page, name="tenant"),

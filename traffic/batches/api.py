@@ -31,7 +31,8 @@ from traffic.batches.selectors import (
     batches_of,
     tallies,
 )
-from traffic.batches.services.batch import batch_cancel, batch_cancel_for_operator, batch_create, batch_settings
+from traffic.batches.services.batch import batch_cancel, batch_create, batch_settings
+from traffic.batches.services.for_operators import batch_cancel_for_operator
 from traffic.tenants.api import application_view, list_json, list_query, list_rows, unknown_path
 from traffic.tenants.planner import ApplicationRefused, json_object
 from traffic.tenants.selectors import Application

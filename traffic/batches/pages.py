@@ -1,38 +1,75 @@
-"""Pages of batches: the list, and one with its progress, rate, estimated end and cancel action. They never show
-content."""
+"""Pages of batches: the list, one with its progress, rate, estimated end, downloads and cancel action, and the form for
+an upload. They never show content; only operators download it."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import BinaryIO, cast
 
+from django.contrib.auth.views import redirect_to_login
 from django.db.models import Q, QuerySet
+from django.http import Http404, HttpRequest, HttpResponse, HttpResponseBase
+from django.shortcuts import redirect
 from django.urls import reverse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET
 
 from controlplane.dashboard.actions import (
     REQUIRED_WHY,
     Action,
     ActionMenu,
+    ActionPage,
     Submission,
     Target,
     action_menu,
+    action_page_view,
     action_view,
+    page_target,
 )
 from controlplane.dashboard.charts import Band, Chart, Colour, Series
 from controlplane.dashboard.choices import choose_labelled
-from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
 from controlplane.dashboard.lists import Column, List
 from fleet.reconcile.planning.states import choices
+from kernel import clock
+from kernel.access import Role, require
+from kernel.refusals import InvalidInput
 from kernel.tones import Tone
-from traffic.batches.models import Batch, BatchTimeline
-from traffic.batches.planning.batch import BATCH_TONE, ENDED, OPEN, BatchState
+from traffic.batches.models import Batch, BatchTimeline, StoredFile
+from traffic.batches.planning.batch import (
+    BATCH_TONE,
+    ENDED,
+    ENDPOINTS,
+    HIGHEST_PRIORITY,
+    OPEN,
+    USUAL_PRIORITY,
+    USUAL_WINDOW,
+    BatchState,
+)
 from traffic.batches.planning.pacing import actual_rates, needed_lines, needed_rates
-from traffic.batches.selectors import BatchStanding, batch_standing, batches_described
-from traffic.batches.services.batch import batch_cancel_for_operator
+from traffic.batches.selectors import BatchStanding, batch_files, batch_standing, batches_described
+from traffic.batches.services.for_operators import (
+    BatchUpload,
+    batch_cancel_for_operator,
+    batch_create_for_operator,
+    batch_file_open,
+)
+from traffic.files.api import file_download
+from traffic.files.services.store import NoSuchFile, StoreAway
+from traffic.keys.models import ApplicationKey
+
+KEYS_OFFERED = 200
+MAX_FORM_BYTES = 4 * 1000 * 1000
+"""Of a file in the form. The web server refuses longer bodies without an application's key."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
+    """`files`: its results and errors, on its own page."""
+
     batch: Batch
     standing: BatchStanding
+    files: Mapping[str, StoredFile] | None = None
 
     @property
     def state(self) -> BatchState:
@@ -86,7 +123,7 @@ BATCH_LIST: List[BatchRow] = List(
 
 def batch_find(batch_id: str, now: datetime) -> BatchRow | None:
     batch = batches_described().filter(id=batch_id).first()
-    return BatchRow(batch, batch_standing(batch, now)) if batch else None
+    return BatchRow(batch, batch_standing(batch, now), batch_files(batch, now)) if batch else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,3 +236,64 @@ CANCEL = Action(
     why_not=_why_not_cancel,
 )
 batch_action = action_view(CANCEL)
+
+
+@never_cache
+@require_GET
+def batch_download(request: HttpRequest, key: str, name: str) -> HttpResponseBase:
+    """The results or errors of a batch as JSONL."""
+    if not request.user.is_authenticated:
+        return redirect_to_login(request.get_full_path())
+    require(request, Role.OPERATOR)
+    batch = _find(key)
+    file = batch_file_open(batch=batch, name=name, actor=request.user.get_username(), now=clock.now())
+    if file is None:
+        raise Http404(f"Batch {batch.id} has no {name}, or they have expired.")
+    try:
+        return file_download(file, f'attachment; filename="{batch.id}-{name}.jsonl"')
+    except NoSuchFile:
+        raise Http404(f"The {name} of batch {batch.id} were deleted.") from None
+    except StoreAway as away:
+        return HttpResponse(f"{away}\n", status=503, content_type="text/plain; charset=utf-8")
+
+
+def _upload(form: Submission, thing: None) -> HttpResponse:
+    file = form.request.FILES.get("file")
+    if file is None:
+        raise InvalidInput(field="file", rule="required", message="choose a file, with one request per line")
+    if (file.size or 0) > MAX_FORM_BYTES:
+        message = f"the file has {file.size} bytes and may have {MAX_FORM_BYTES}; use switchyard batch submit"
+        raise InvalidInput(field="file", rule="size", message=message)
+    upload = BatchUpload(
+        file=cast("BinaryIO", file.file),
+        filename=str(file.name),
+        key=form.text("key"),
+        endpoint=form.text("endpoint"),
+        window=form.text("window") or USUAL_WINDOW,
+        priority=_priority(form.text("priority")),
+    )
+    return redirect("batch-page", key=batch_create_for_operator(upload=upload, actor=form.actor, now=form.now).id)
+
+
+def _priority(text: str) -> int | None:
+    if not text:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 4):
+        message = f"priority is {text[:40]!r}; it must be a whole number from 0 to {HIGHEST_PRIORITY}"
+        raise InvalidInput(field="priority", rule="range", message=message)
+    return int(text)
+
+
+def _upload_form(form: Submission, thing: None) -> Context:
+    active = ApplicationKey.objects.filter(revoked_at=None).filter(Q(expires_at=None) | Q(expires_at__gt=form.now))
+    return {
+        "form": {name: form.text(name) for name in ("key", "endpoint", "window", "priority")},
+        "keys": active.order_by("-id").only("prefix", "name", "tenant")[:KEYS_OFFERED],
+        "endpoints": ENDPOINTS,
+        "usual": {"window": USUAL_WINDOW, "priority": USUAL_PRIORITY, "highest": HIGHEST_PRIORITY},
+        "most_bytes": MAX_FORM_BYTES,
+    }
+
+
+UPLOAD: Action[None] = Action(target=page_target("batches-page", "batches"), name="upload", run=_upload)
+batch_new = action_page_view(ActionPage(action=UPLOAD, template="traffic/batches/new.html", context=_upload_form))

@@ -42,6 +42,15 @@ def stored_files(tenant: str, now: datetime, purpose: str | None) -> "QuerySet[S
     return rows.filter(purpose=purpose) if purpose else rows
 
 
+def batch_files(batch: Batch, now: datetime) -> dict[str, StoredFile]:
+    """Returns the results and errors that a batch has and that have not expired."""
+    ids = {"results": batch.output_file_id, "errors": batch.error_file_id}
+    rows = StoredFile.objects.filter(tenant=batch.tenant, expires_at__gt=now).in_bulk(
+        [key for key in ids.values() if key]
+    )
+    return {name: rows[key] for name, key in ids.items() if key in rows}
+
+
 def stored_of_tenant(tenant: str) -> tuple[int, int]:
     """Returns the number of a tenant's files and their bytes, from an index only."""
     totals = StoredFile.objects.filter(tenant=tenant).order_by().aggregate(n=Count("pk"), size=Sum("bytes"))

@@ -73,12 +73,16 @@ def detail(request: HttpRequest, application: Application, file_id: str) -> Http
 @away_refused()
 def content(request: HttpRequest, application: Application, file_id: str) -> HttpResponseBase:
     """GET: the bytes of a file."""
-    file = _tenant_file(application, file_id)
     try:
-        opened = file_store().open(stored_name(file.id))
+        return file_download(_tenant_file(application, file_id), "attachment")
     except NoSuchFile:  # deleted meanwhile
         raise file_not_found(file_id) from None
-    headers = {"Content-Length": str(file.bytes), "Content-Disposition": "attachment"}
+
+
+def file_download(file: StoredFile, disposition: str) -> StreamingHttpResponse:
+    """Streams a file from the store. Raises NoSuchFile if it was deleted, and StoreAway if the store is unavailable."""
+    opened = file_store().open(stored_name(file.id))
+    headers = {"Content-Length": str(file.bytes), "Content-Disposition": disposition}
     return StreamingHttpResponse(_file_pieces(opened), content_type="application/octet-stream", headers=headers)
 
 

@@ -35,7 +35,7 @@ OPERATOR = {
     "pool-add", "pool-action", "image-move", "image-back", "agents-upgrade", "agents-cancel",
     "key-new", "key-action", "tenant-webhook-new", "tenant-webhook-rotate", "tenant-webhook-remove",
     "batch-action", "draft-edit", "model-new", "version-new", "deployment-new", "import-action",
-    "region-new", "benchmark-new", "benchmark-action",
+    "region-new", "benchmark-new", "benchmark-action", "batch-new", "batch-download",
     "plan-drafts", "plan-draft-new", "plan-draft", "plan-draft-edit", "plan-draft-download", "plan-draft-action",
     "version-action", "webhook-test", "playground-say", "audit",
 }  # fmt: skip

@@ -13,7 +13,6 @@ from django.db.models import Exists, OuterRef, QuerySet
 from fleet.webhooks.services import webhooks_notify
 from kernel import live
 from kernel.events import event_record
-from kernel.refusals import Conflict
 from kernel.tones import Tone
 from traffic.async_requests.selectors import serving_region
 from traffic.batches.models import OPEN_STATES, Batch, BatchRange, BatchTimeline, StoredFile
@@ -138,20 +137,6 @@ def batch_end_early(*, batch: Batch, now: datetime) -> Batch:
     batch.refresh_from_db()
     if refusal := cancel_refusal(BatchState(batch.state)):
         raise refusal
-    return batch
-
-
-def batch_cancel_for_operator(*, batch_id: str, actor: str, now: datetime, why: str) -> Batch:
-    """Cancels a batch for an operator, with an event. Raises Conflict if it has ended."""
-    with transaction.atomic():
-        try:
-            batch = batch_end_early(batch=Batch.objects.get(id=batch_id), now=now)
-        except ApplicationRefused as refusal:
-            raise Conflict(str(refusal)) from refusal
-        whose = f"batch {batch.id} of {batch.tenant or 'no tenant'}"
-        message = f"{whose} was cancelled by {actor}: {why}"
-        detail = {"batch": batch.id, "tenant": batch.tenant}
-        event_record(kind="batch.cancelled", message=message, tone=Tone.WARN, now=now, actor=actor[:64], detail=detail)
     return batch
 
 

@@ -209,6 +209,15 @@ document.addEventListener("change", (event) => {
   event.target.form.requestSubmit();
 });
 
+// A file that the server would refuse is refused before it is sent, so that the form keeps what was typed.
+document.addEventListener("change", (event) => {
+  const most = Number(event.target.dataset.mostBytes);
+  if (!most) return;
+  const size = event.target.files[0]?.size ?? 0;
+  event.target.setCustomValidity(size > most ? `The file has ${size} bytes and may have ${most}.` : "");
+  event.target.reportValidity();
+});
+
 document.addEventListener("click", (event) => {
   const menu = document.getElementById("actions");
   if (menu?.open && !menu.contains(event.target)) menu.open = false;
