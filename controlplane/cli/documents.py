@@ -166,6 +166,10 @@ def _region(row: Row) -> Spec:
     }
 
 
+def _quota(row: Row) -> Spec:
+    return {"machines": row["machines"], "borrow_most": row["borrow_most"]}
+
+
 def _model(row: Row) -> Spec:
     return {"description": row["description"]}
 
@@ -198,6 +202,7 @@ def _fault_rule(row: Row) -> Spec:
 DESCRIBED: Mapping[str, tuple[str, Callable[[Row], Spec]]] = {
     "instance-types": ("InstanceType", _instance_type),
     "regions": ("Region", _region),
+    "quotas": ("Quota", _quota),
     "models": ("Model", _model),
     "model-versions": ("ModelVersion", _version),
     "deployments": ("Deployment", _deployment),

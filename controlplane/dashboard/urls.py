@@ -31,6 +31,7 @@ from fleet.faults.pages import INCIDENT, INCIDENTS, RUNBOOK, incident_action, in
 from fleet.machines.pages.invitations import INVITATION, invitation_withdraw_action, machine_add_action
 from fleet.machines.pages.views import MACHINE, MACHINES, machine_action
 from fleet.nodes.pages import NODE, NODES, node_action
+from fleet.quotas.pages import QUOTA_WIZARD
 from fleet.recorder.pages.why import WHY
 from fleet.regions.pages.views import (
     REGION,
@@ -110,6 +111,7 @@ urlpatterns = [
     path("new/model/", _wizard(MODEL_WIZARD), name="model-new"),
     path("new/deployment/", _wizard(DEPLOYMENT_WIZARD), name="deployment-new"),
     path("new/version/", _wizard(VERSION_WIZARD), name="version-new"),
+    path("new/quota/", _wizard(QUOTA_WIZARD), name="quota-new"),
     path("new/region/", _wizard(REGION_WIZARD), name="region-new"),
     path("deployments/", _view(DEPLOYMENTS), name="deployments"),
     path("deployments/<str:key>/", _view(DEPLOYMENT), name="deployment"),

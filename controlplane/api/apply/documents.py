@@ -10,11 +10,12 @@ from controlplane.api.apply.planning import Document, Kind
 from fleet.deployments.api import ChangeDeploymentSerializer
 from fleet.deployments.models import Deployment
 from fleet.faults.planning.views import SETTABLE_RULES, RuleMode
+from fleet.quotas.models import Quota
 from fleet.reconcile.planning.states import choices
 from fleet.regions.api import DescribedRegionSerializer
 from fleet.regions.models import Region
 from kernel.access import Role
-from kernel.rest.serializers import StrictSerializer
+from kernel.rest.serializers import ColumnsSerializer, StrictSerializer
 from models_registry.imports.api import ImportSourceSerializer
 from models_registry.instance_types.api import InstanceTypeColumnsSerializer
 from models_registry.instance_types.planner import NAME as TYPE_NAME
@@ -24,6 +25,7 @@ from traffic.region_shares.api.shares import TrafficPolicyChangeSerializer
 API_VERSION = "switchyard/v1"
 DOCUMENTS_MOST = 500
 NAME = r"^[-a-zA-Z0-9_]+\Z"
+QUOTA_NAME = r"^[A-Za-z0-9][-A-Za-z0-9_]{0,63}:[A-Za-z0-9][A-Za-z0-9._-]*(:[-a-zA-Z0-9_]+)?\Z"
 VERSION_NAME = r"^[-a-zA-Z0-9_]+@[A-Za-z0-9][A-Za-z0-9._-]*\Z"
 
 
@@ -31,6 +33,7 @@ NAMES: Mapping[Kind, str] = {
     Kind.MODEL_VERSION: VERSION_NAME,
     Kind.MODEL_IMPORT: VERSION_NAME,
     Kind.INSTANCE_TYPE: TYPE_NAME,
+    Kind.QUOTA: QUOTA_NAME,
 }
 
 
@@ -57,6 +60,19 @@ class DeploymentSpec(ChangeDeploymentSerializer):
         return attrs  # an empty spec changes nothing
 
 
+class QuotaSpec(ColumnsSerializer):
+    """Team, type and region are in the name."""
+
+    class Meta:
+        model = Quota
+        columns = ("machines", "borrow_most")
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        fields = super().get_fields()
+        fields["machines"].required = False
+        return fields
+
+
 class FaultRuleSpec(StrictSerializer):
     mode = serializers.ChoiceField(choices=choices(RuleMode))
 
@@ -64,6 +80,7 @@ class FaultRuleSpec(StrictSerializer):
 SPECS: Mapping[Kind, type[StrictSerializer]] = {
     Kind.INSTANCE_TYPE: InstanceTypeColumnsSerializer,
     Kind.REGION: DescribedRegionSerializer,
+    Kind.QUOTA: QuotaSpec,
     Kind.MODEL: ModelSpec,
     Kind.MODEL_IMPORT: ImportSourceSerializer,
     Kind.MODEL_VERSION: ModelVersionSpec,
@@ -78,12 +95,14 @@ NAME_MAX: Mapping[Kind, int] = {
     Kind.REGION: Region._meta.pk.max_length or 64,
     Kind.MODEL_VERSION: 161,
     Kind.MODEL_IMPORT: 161,
+    Kind.QUOTA: 170,
 }
 
 
 class MetadataSerializer(StrictSerializer):
     name = serializers.CharField(
-        max_length=170, help_text="The name of a ModelVersion or ModelImport is `model@version`."
+        max_length=170,
+        help_text="The name of a ModelVersion or ModelImport is `model@version`, of a Quota `team:type:region`.",
     )
 
 
@@ -120,6 +139,7 @@ def _check_name(kind: Kind, name: str) -> None:
     wanted = {
         Kind.MODEL_VERSION: "has the form model@version",
         Kind.MODEL_IMPORT: "is that of the version to draft, model@version",
+        Kind.QUOTA: "is TEAM:TYPE or TEAM:TYPE:REGION",
         Kind.INSTANCE_TYPE: "may have only letters, digits, ., - and _, and begins with a letter or digit",
     }.get(kind, "may have only letters, digits, - and _")
     try:

@@ -22,6 +22,8 @@ from fleet.deployments.services.deployments import (
 )
 from fleet.faults.planning.views import Rule, RuleMode
 from fleet.faults.services.watch import fault_rule_set
+from fleet.quotas.models import Quota
+from fleet.quotas.services import quota_set
 from fleet.reconcile.planning.snapshot import FleetView
 from fleet.reconcile.selectors.snapshot import fleet_view
 from fleet.regions.services import region_change, region_create
@@ -155,6 +157,16 @@ def _change_region(step: Step, requester: Requester) -> None:
     region_change(name=step.document.name, columns=step.arguments, actor=requester.actor, now=requester.now)
 
 
+def _set_quota(step: Step, requester: Requester) -> None:
+    team, _, place = step.document.name.partition(":")
+    kind, _, region = place.partition(":")
+    before = Quota.objects.filter(name=step.document.name).values("machines", "borrow_most").first()
+    columns: dict[str, Any] = {**(before or {}), **step.arguments}
+    quota_set(
+        team=team, instance_type=kind, region=region, actor=requester.actor, now=requester.now, **columns
+    )  # fmt: skip
+
+
 def _create_model(step: Step, requester: Requester) -> None:
     description = step.arguments.get("description", "")
     model_create(name=step.document.name, description=description, actor=requester.actor, now=requester.now)
@@ -239,6 +251,8 @@ _SERVICES: Mapping[tuple[Kind, Action], Callable[[Step, Requester], Approval | N
     (Kind.INSTANCE_TYPE, Action.CHANGE): _change_instance_type,
     (Kind.REGION, Action.CREATE): _create_region,
     (Kind.REGION, Action.CHANGE): _change_region,
+    (Kind.QUOTA, Action.CREATE): _set_quota,
+    (Kind.QUOTA, Action.CHANGE): _set_quota,
     (Kind.MODEL, Action.CREATE): _create_model,
     (Kind.MODEL, Action.CHANGE): _change_model,
     (Kind.MODEL_IMPORT, Action.CREATE): _start_import,

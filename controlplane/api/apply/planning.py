@@ -22,6 +22,7 @@ class Kind(StrEnum):
 
     INSTANCE_TYPE = "InstanceType"
     REGION = "Region"
+    QUOTA = "Quota"
     MODEL = "Model"
     MODEL_IMPORT = "ModelImport"
     MODEL_VERSION = "ModelVersion"
@@ -98,6 +99,7 @@ version and whether it is `_validating`, `_target` of a deployment with an activ
 
 REQUIRED: Mapping[Kind, tuple[str, ...]] = {
     Kind.INSTANCE_TYPE: ("accelerator",),
+    Kind.QUOTA: ("machines",),
     Kind.MODEL_IMPORT: ("source",),
     Kind.DEPLOYMENT: ("model_version", "instance_types", "regions"),
 }

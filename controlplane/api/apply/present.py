@@ -8,6 +8,7 @@ from fleet.autoscaling.planning.policy import cells_as_json
 from fleet.deployments.models import Deployment
 from fleet.faults.models import FaultRule
 from fleet.faults.planning.views import RuleMode
+from fleet.quotas.models import Quota
 from fleet.reconcile.planning.states import RolloutState
 from fleet.regions.models import Region
 from fleet.rollouts.models import Rollout
@@ -57,6 +58,11 @@ def _regions(names: set[str]) -> dict[str, Stated]:
         }
         for row in Region.objects.select_related("cloud").filter(name__in=names)
     }
+
+
+def _quotas(names: set[str]) -> dict[str, Stated]:
+    rows = Quota.objects.filter(name__in=names)
+    return {row.name: {"machines": row.machines, "borrow_most": row.borrow_most} for row in rows}
 
 
 def _models(names: set[str]) -> dict[str, Stated]:
@@ -130,6 +136,7 @@ def _fault_rules(names: set[str]) -> dict[str, Stated]:
 _LOADERS = {
     Kind.INSTANCE_TYPE: _instance_types,
     Kind.REGION: _regions,
+    Kind.QUOTA: _quotas,
     Kind.MODEL: _models,
     Kind.MODEL_IMPORT: _imports,
     Kind.MODEL_VERSION: _versions,

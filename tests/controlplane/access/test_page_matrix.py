@@ -28,7 +28,7 @@ VIEWER = {
     "factor-recovery", "factor-remove",
 }  # fmt: skip
 OPERATOR = {
-    "deployment-autoscaling", "deployment-updates", "deployment-traffic",
+    "quota-new", "deployment-autoscaling", "deployment-updates", "deployment-traffic",
     "deployment-scale", "cell-action", "rollout-new", "rollout-action", "traffic-shares", "evacuate", "override-end",
     "node-action", "incident-action", "machine-add", "machine-action", "invitation-withdraw", "instance-type-new",
     "instance-type-action",
