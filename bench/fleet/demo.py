@@ -1,4 +1,4 @@
-"""Shows the running demo fleet healing: a killed node, a bad version, a lost region. Prints the story with times.
+"""Shows the demo fleet healing: a killed node, a bad version, a lost region. Prints the story with its times.
 
     make demo                      # brings the fleet up first
     .venv/bin/python -m bench demo

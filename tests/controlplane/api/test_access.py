@@ -60,4 +60,5 @@ def test_a_token_needs_no_csrf_token() -> None:
 
 def test_the_root_lists_the_resources_to_those_who_may_see_them() -> None:
     assert anonymous().get("/api/v1/").status_code == 401
-    assert set(bearer().get("/api/v1/").json()) == {noun(path) for path in document()["paths"]}
+    with_a_list = {noun(path) for path in document()["paths"] if "{" not in path}
+    assert set(bearer().get("/api/v1/").json()) == with_a_list
