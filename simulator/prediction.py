@@ -67,7 +67,7 @@ Change = RollOut | Scale | LoseRegion
 @dataclass(frozen=True, slots=True)
 class PlaceForecast:
     """A deployment in a region: cells in service now, at the worst time, and at the end. `least_at_s`: seconds from now
-    until the worst time."""
+    until the worst time, 0 if no cell stops serving."""
 
     deployment: str
     region: str
@@ -219,7 +219,7 @@ def _place_forecast(world: World, place: Place, ready_now: int) -> PlaceForecast
     series = world.series[place]
     wanted = world.store.deployments[place[0]].cells_wanted.get(place[1], 0)
     least = min(series.ready)
-    least_at_s = series.at_s[series.ready.index(least)]
+    least_at_s = series.at_s[series.ready.index(least)] if least < ready_now else 0.0
     return PlaceForecast(place[0], place[1], wanted, ready_now, least, series.ready[-1], least_at_s)
 
 

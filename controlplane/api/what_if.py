@@ -48,6 +48,7 @@ FORECAST: dict[str, Any] = {
             "wanted": 3,
             "ready_now": 2,
             "ready_least": 2,
+            "least_at_s": 0.0,
             "ready_then": 3,
         }
     ],
@@ -122,6 +123,9 @@ class PlaceForecastSerializer(serializers.Serializer[Any]):
     wanted = serializers.IntegerField()
     ready_now = serializers.IntegerField()
     ready_least = serializers.IntegerField()
+    least_at_s = serializers.FloatField(
+        help_text="Seconds from now until the minimum is first reached; 0 if no cell stops serving."
+    )
     ready_then = serializers.IntegerField()
 
 

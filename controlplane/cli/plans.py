@@ -52,9 +52,9 @@ def forecast_lines(title: str, forecast: Mapping[str, Any]) -> Iterator[Line]:
     for place in forecast["places"]:
         if place["deployment"] == title or place["ready_least"] < place["ready_now"]:
             where = f"{place['deployment']} in {place['region']}"
-            counts = (
-                f"{place['ready_now']} ready now, {place['ready_least']} at minimum, {place['ready_then']} at the end"
-            )
+            when = f" (in {place['least_at_s']:.0f} s)" if place["ready_least"] < place["ready_now"] else ""
+            least = f"{place['ready_least']} at minimum{when}"
+            counts = f"{place['ready_now']} ready now, {least}, {place['ready_then']} at the end"
             tone = "bad" if place["ready_least"] == 0 and place["ready_now"] else "idle"
             yield f"    {where}: {counts}, of {place['wanted']}", tone
     for warning in forecast["warnings"]:

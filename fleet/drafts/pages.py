@@ -49,6 +49,7 @@ from fleet.drafts.services import (
     draft_delete,
     draft_finish,
     draft_remove,
+    in_order,
     merged,
     object_of,
     require_owner,
@@ -104,7 +105,7 @@ class Review:
 
     @property
     def yaml(self) -> str:
-        return documents_as_yaml(self.draft.documents)
+        return documents_as_yaml(in_order(self.draft.documents))
 
     @property
     def digest(self) -> str:
@@ -345,7 +346,7 @@ def _form(form: Submission, row: PlanDraft | None) -> Context:
         require_owner(row, form.request.user.get_username())
     shown: dict[str, Any] = {"draft": row, "name": row.name if row else "", "yaml": "", "digest": ""}
     if row is not None:
-        shown |= {"yaml": documents_as_yaml(row.documents), "digest": digest_of(row)}
+        shown |= {"yaml": documents_as_yaml(in_order(row.documents)), "digest": digest_of(row)}
     if form.is_post:
         upload = form.request.FILES.get("file")
         filed = ""
@@ -390,7 +391,7 @@ def plan_draft_download(request: HttpRequest, key: str) -> HttpResponseBase:
     row = _find(key)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", row.name).strip("-.") or "draft"
     headers = {"Content-Disposition": f'attachment; filename="{name}.yaml"'}
-    text = documents_as_yaml(row.documents)
+    text = documents_as_yaml(in_order(row.documents))
     return HttpResponse(text, content_type="application/yaml; charset=utf-8", headers=headers)
 
 

@@ -19,6 +19,7 @@ DRAFTS_MOST = 20
 DOCUMENTS_MOST = 100
 BYTES_MOST = 200_000
 NAME_MOST = 80
+FIELDS = ("apiVersion", "kind", "metadata", "spec")
 Documents = list[dict[str, Any]]
 
 
@@ -31,6 +32,11 @@ def digest_of(row: PlanDraft) -> str:
 def merged(documents: Iterable[dict[str, Any]], more: Iterable[dict[str, Any]]) -> Documents:
     """Both lists; a document of the second replaces that of the same object in the first."""
     return list({object_of(one): one for one in (*documents, *more)}.values())
+
+
+def in_order(documents: Iterable[dict[str, Any]]) -> Documents:
+    """With the fields of each document in the usual order, which the database does not keep."""
+    return [{name: one[name] for name in FIELDS if name in one} for one in documents]
 
 
 def object_of(document: dict[str, Any]) -> tuple[str, str]:

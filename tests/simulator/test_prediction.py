@@ -29,6 +29,7 @@ def test_a_rollout_in_place_takes_one_cell_down_at_a_time_and_ends() -> None:
     assert found.took_s is not None
     assert 5 * 40.0 < found.took_s < 1000.0
     assert ready(found) == {"east": (3, 2, 3), "west": (2, 1, 2)}
+    assert all(0.0 < place.least_at_s < found.took_s for place in found.places)
     assert [step.kind for step in found.steps][-1] == "rollout.succeeded"
     assert found.machines_launched == 0
     assert found.warnings == ()
@@ -38,6 +39,7 @@ def test_a_scaling_within_the_spares_says_when_the_cell_would_serve() -> None:
     found = forecast(Scale("llama", {"east": 4}))
 
     assert ready(found)["east"] == (3, 3, 4)
+    assert {place.least_at_s for place in found.places} == {0.0}
     assert found.took_s is not None
     assert 20.0 < found.took_s < 60.0
     assert [step.kind for step in found.steps[:2]] == ["cell.pending", "cell.starting"]

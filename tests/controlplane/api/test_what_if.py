@@ -50,6 +50,7 @@ def test_a_scaling_is_predicted_and_nothing_is_done(cell_in_service: Cell) -> No
             "wanted": 2,
             "ready_now": 1,
             "ready_least": 1,
+            "least_at_s": 0.0,
             "ready_then": 2,
         }
     ]

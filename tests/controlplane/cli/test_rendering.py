@@ -14,7 +14,7 @@ from controlplane.cli.commands.rollouts import stated
 from controlplane.cli.errors import Failure
 from controlplane.cli.main import shared_first
 from controlplane.cli.output import Format, Output, as_yaml, described, plain_table
-from controlplane.cli.plans import diff_lines, effect_lines, plan_lines
+from controlplane.cli.plans import diff_lines, effect_lines, forecast_lines, plan_lines
 from controlplane.cli.resources import Resource, age_text, column_of, columns_of, text_of
 from controlplane.cli.schema import entries_of, resource_of
 from tests.controlplane.api.client import document
@@ -133,6 +133,13 @@ def test_a_plan_is_told_with_reasons_effects_and_a_sum() -> None:
         "    ! 1 machines would be launched",
         "1 step to do, 0 unchanged (revision 5d41402abc4b2a76)",
     ]
+
+
+def test_a_forecast_says_when_the_fewest_cells_serve() -> None:
+    forecast = view.PLAN["effects"][0]["forecast"]
+    place = {**forecast["places"][0], "ready_least": 0, "least_at_s": 41.6}
+    lines = list(forecast_lines("sim-70b", {**forecast, "places": [place]}))
+    assert ("    sim-70b in us-west-2: 2 ready now, 0 at minimum (in 42 s), 3 at the end, of 3", "bad") in lines
 
 
 def test_a_difference_is_two_lines() -> None:

@@ -137,6 +137,7 @@ def test_predictions_show_the_time_line_and_the_cost() -> None:
     text = signed_in().get(url(draft(CELLS), "?predict=1")).text
     assert "Cost per hour" in text
     assert "sim-70b in us-east-1" in text
+    assert "sim-70b-us-east-1-1: " in text
     assert "What if" in text
 
 
@@ -210,6 +211,7 @@ def test_documents_are_removed_and_downloaded() -> None:
         client.post(url(row, "ask/remove/"), {"kind": "Model", "name": "toy"})
     response = client.get(url(row, "download/"))
     assert list(yaml.safe_load_all(response.content)) == [CELLS]
+    assert response.text.startswith("apiVersion: switchyard/v1\nkind: Deployment\nmetadata:")
     assert response.headers["Content-Disposition"] == 'attachment; filename="Campaign.yaml"'
 
 
