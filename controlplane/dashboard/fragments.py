@@ -75,7 +75,11 @@ class PageRequest:
     @property
     def page(self) -> int:
         """The page number in the URL, from 1; the first page if it is invalid."""
-        text = self.text("page")
+        return self.page_of("")
+
+    def page_of(self, prefix: str) -> int:
+        """The page of the list whose parameters have this prefix."""
+        text = self.text(f"{prefix}page")
         return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < MAX_PAGE_DIGITS else 1
 
 
@@ -192,7 +196,7 @@ def page_view(page: Page, shell: Fragment) -> View:
         caller = Caller(request.user, access_of(request), request.session.session_key or "")
         page_request = PageRequest(key, request.GET, clock.now(), caller, page.ranges or OF_LOAD)
         if page.export is not None and request.GET.get("format") == "csv":
-            return page.export(page_request)
+            return _only_now(page_request) or page.export(page_request)
         wanted = request.headers.get("HX-Target", "")
         shown = _as_it_was(page, page_request)
         one = next(
@@ -204,6 +208,14 @@ def page_view(page: Page, shell: Fragment) -> View:
 
     view.page = page  # type: ignore[attr-defined]  # the search finds pages by their titles
     return view
+
+
+def _only_now(request: PageRequest) -> HttpResponse | None:
+    """Why there is no export, if the URL has a time: recordings lack most columns of the lists."""
+    if not request.text("at"):
+        return None
+    text = "A CSV file has the present only. Leave out at= to download it; the page itself shows what was recorded.\n"
+    return HttpResponse(text, status=400, content_type="text/plain; charset=utf-8")
 
 
 def _as_it_was(page: Page, request: PageRequest) -> Page:

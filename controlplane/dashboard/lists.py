@@ -51,7 +51,8 @@ class Heading:
 @dataclass(frozen=True, slots=True)
 class ListPage(Generic[Row]):
     """One page of a list. `page`: from 1, or 0 if the list is part of another page; `filtered`: parameters of the URL
-    narrow it. `exports`: it can be downloaded."""
+    narrow it. `exports`: it can be downloaded. `prefix`: of its
+    parameters; `found`: the text that it is searched for; `above`: what its template shows besides rows."""
 
     rows: tuple[Row, ...]
     more: bool
@@ -59,6 +60,9 @@ class ListPage(Generic[Row]):
     page: int
     headings: tuple[Heading, ...]
     exports: bool = True
+    prefix: str = ""
+    found: str = ""
+    above: object = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,18 +70,20 @@ class List(Generic[Row]):
     """A list. `query`: the objects that the request's filter leaves; `rows`: their rows, in a constant number of
     queries. `order`: by which they are sorted without a choice; its last column makes the order unique. `filters`: the
     parameters that `query` reads. `by_value`: sorts all rows by the values that they show, for short lists whose rows
-    are computed."""
+    are computed; then `query` may return a sequence that is in order. `prefix`: of `sort` and `page` in the URL, such
+    as `builds-`, for the second list of a page; `parts/find.html` is its filter."""
 
     name: str
     columns: tuple[Column[Row], ...]
-    query: Callable[[PageRequest], "QuerySet[Any]"]
+    query: Callable[[PageRequest], Any]
     rows: Callable[[Sequence[Any], datetime], Sequence[Row]]
     order: tuple[str, ...]
     filters: tuple[str, ...] = ("q",)
     by_value: bool = False
+    prefix: str = ""
 
     def page(self, request: PageRequest) -> ListPage[Row]:
-        number = request.page
+        number = request.page_of(self.prefix)
         shown = slice((number - 1) * ROWS_SHOWN, number * ROWS_SHOWN + 1)
         found = self._by_value(request)[shown] if self.by_value else self._of_query(request, shown)
         return ListPage(
@@ -86,6 +92,8 @@ class List(Generic[Row]):
             filtered=any(request.text(name) for name in self.filters),
             page=number,
             headings=self._headings(request),
+            prefix=self.prefix,
+            found=request.text(f"{self.prefix}q"),
         )
 
     def part(self, objects: Sequence[Any], now: datetime, limit: int) -> ListPage[Row]:
@@ -117,7 +125,8 @@ class List(Generic[Row]):
         return self.rows(list(self._sorted(request)[shown]), request.now)
 
     def _by_value(self, request: PageRequest) -> list[Row]:
-        objects = list(self.query(request).order_by(*self.order)[:MAX_EXPORTED])
+        found = self.query(request)
+        objects = list((found.order_by(*self.order) if isinstance(found, QuerySet) else found)[:MAX_EXPORTED])
         rows, (column, is_descending) = list(self.rows(objects, request.now)), self._chosen(request)
         if column is None:
             return rows
@@ -128,11 +137,12 @@ class List(Generic[Row]):
     def _sorted(self, request: PageRequest) -> "QuerySet[Any]":
         column, is_descending = self._chosen(request)
         chosen = [] if column is None else [_ordered(name, is_descending) for name in column.order]
-        return self.query(request).order_by(*chosen, *self.order)
+        found: QuerySet[Any] = self.query(request)
+        return found.order_by(*chosen, *self.order)
 
     def _chosen(self, request: PageRequest) -> tuple[Column[Row] | None, bool]:
         """The column in the URL; unknown names are ignored."""
-        text = request.text("sort")
+        text = request.text(f"{self.prefix}sort")
         name = text.removeprefix("-")
         found = next((each for each in self.columns if each.name == name and self._is_sortable(each)), None)
         return found, text.startswith("-")
@@ -146,6 +156,15 @@ class List(Generic[Row]):
 
     def _is_sortable(self, column: Column[Row]) -> bool:
         return self.by_value or bool(column.order)
+
+
+def export_of(*lists: List[Any]) -> Callable[[PageRequest], StreamingHttpResponse]:
+    """The export of a page with several lists: of the one whose prefix is in the URL, else of the first."""
+
+    def export(request: PageRequest) -> StreamingHttpResponse:
+        return next((each for each in lists if each.prefix == request.text("list")), lists[0]).export(request)
+
+    return export
 
 
 class _Echo:

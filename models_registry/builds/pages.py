@@ -1,9 +1,11 @@
 """Pages: the list of engine builds on the page of models, with a form to add one; a build with the action to delete it;
 and the uploads under way with the actions that abort them. Decides nothing."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 
+from django.db.models import QuerySet
 from django.http import HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -19,6 +21,7 @@ from controlplane.dashboard.actions import (
     page_target,
 )
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.lists import Column, List, ListPage
 from engine_agent.protocol.engine_builds import BUILD_FILE, BuildFacts, parse_facts
 from kernel.access import Role
 from models_registry.artifacts.planner import size_words
@@ -28,7 +31,7 @@ from models_registry.builds.selectors import build_uses, uses_by_build
 from models_registry.builds.services.builds import build_add, build_delete
 from models_registry.builds.services.uploads import KEPT, upload_delete
 
-BUILDS_SHOWN = 100
+UPLOADS_SHOWN = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +42,19 @@ class BuildRow:
     uses: tuple[str, ...]
 
     @property
+    def needs(self) -> str:
+        build = self.build
+        of_host = "Neuron's image" if build.is_external else f"glibc {build.least_glibc}"
+        driver = f", driver {build.least_driver}" if build.least_driver else ""
+        return f"{build.cpu_arch}, {of_host}{driver}"
+
+    @property
     def size(self) -> str:
         return size_words(self.build.packed_bytes)
 
     @property
     def unpacked(self) -> str:
         return size_words(self.build.unpacked_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class BuildList:
-    """`uploads`: builds that are being uploaded."""
-
-    rows: tuple[BuildRow, ...]
-    more: bool
-    uploads: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,40 @@ class UploadList:
     more: bool = False
 
 
-def _list(request: PageRequest) -> BuildList:
-    found, uses = list(EngineBuild.objects.all()[: BUILDS_SHOWN + 1]), uses_by_build()
-    rows = tuple(BuildRow(row, tuple(uses.get(row.name, ()))) for row in found[:BUILDS_SHOWN])
-    return BuildList(rows, more=len(found) > BUILDS_SHOWN, uploads=EngineBuildUpload.objects.count())
+def _listed(request: PageRequest) -> "QuerySet[EngineBuild]":
+    text = request.text("builds-q")
+    return EngineBuild.objects.filter(name__icontains=text) if text else EngineBuild.objects.all()
+
+
+def _rows(builds: Sequence[EngineBuild], now: datetime) -> tuple[BuildRow, ...]:
+    uses = uses_by_build()
+    return tuple(BuildRow(row, tuple(uses.get(row.name, ()))) for row in builds)
+
+
+BUILD_LIST: List[BuildRow] = List(
+    name="engine-builds",
+    prefix="builds-",
+    columns=(
+        Column("build", "Build", lambda row: row.build.name, ("name",)),
+        Column("engine", "Engine", lambda row: f"{row.build.serves} {row.build.version}", ("serves", "version")),
+        Column("platform", "Platform", lambda row: row.build.platform, ("platform",), "wide"),
+        Column("needs", "Needs", lambda row: row.needs, css="wide"),
+        Column("size", "Size", lambda row: row.build.packed_bytes, ("packed_bytes",), "number", is_newest_first=True),
+        Column("uses", "Named by", lambda row: ", ".join(row.uses), css="wide"),
+        Column(
+            "added", "Added", lambda row: row.build.created_at, ("created_at",), "wide number", is_newest_first=True
+        ),
+    ),
+    query=_listed,
+    rows=_rows,
+    order=("name",),
+    filters=("builds-q",),
+)
+
+
+def _list(request: PageRequest) -> ListPage[BuildRow]:
+    """The builds; above them, how many are being uploaded."""
+    return replace(BUILD_LIST.page(request), above=EngineBuildUpload.objects.count())
 
 
 def _find(key: str) -> EngineBuild:
@@ -111,7 +142,7 @@ def _actions(request: PageRequest) -> ActionMenu:
 
 
 def _uploads(request: PageRequest) -> UploadList:
-    return UploadList(tuple(map(UploadRow, EngineBuildUpload.objects.all()[:BUILDS_SHOWN])))
+    return UploadList(tuple(map(UploadRow, EngineBuildUpload.objects.all()[:UPLOADS_SHOWN])))
 
 
 def _find_upload(key: str) -> EngineBuildUpload:

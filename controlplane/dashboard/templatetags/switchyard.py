@@ -63,6 +63,22 @@ def link(page: str, key: str | int = "") -> str:
 
 
 @register.simple_tag(takes_context=True)
+def list_query(context: dict[str, Any], body: Any, **changes: object) -> str:
+    """The page's query with these parameters of a list: of its first page, unless `page` is one of them."""
+    query, prefix = context["request"].GET.copy(), getattr(body, "prefix", "")
+    query.pop(f"{prefix}page", None)
+    for name, value in changes.items():
+        query[f"{prefix}{name}"] = str(value)
+    return f"?{query.urlencode()}"
+
+
+@register.simple_tag(takes_context=True)
+def other_parameters(context: dict[str, Any], *names: str) -> list[tuple[str, str]]:
+    """The page's parameters but these, for a form that keeps them."""
+    return [(name, value) for name, value in context["request"].GET.items() if name not in names]
+
+
+@register.simple_tag(takes_context=True)
 def ago(context: dict[str, Any], when: datetime | None) -> SafeString | str:
     """The clock time, such as `14:02:11` or `11-29 14:02`, with `4 s ago` as title. Pages keep both up to date, in the
     zone that the reader chose (static/dashboard/ages.js)."""

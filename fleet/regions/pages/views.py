@@ -7,6 +7,7 @@ from datetime import datetime
 from itertools import groupby
 from typing import Any
 
+from django.db.models import QuerySet
 from django.urls import reverse
 
 from controlplane.dashboard.actions import (
@@ -21,7 +22,8 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.charts import Marker
 from controlplane.dashboard.events import EventList, chart_markers, region_events
-from controlplane.dashboard.fragments import Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.lists import Column, List
 from fleet.capacity.api import DeclarePoolSerializer
 from fleet.capacity.planning.pools import DECLARABLE, Market, UnitView, fits, pool_state
 from fleet.capacity.selectors import pool_views, pools_in_order
@@ -45,6 +47,7 @@ from traffic.region_shares.models import RegionLoss
 StateCounts = Mapping[str, Mapping[str, int]]
 """Region -> state -> number."""
 
+OF_LOSS = "Shortages after its loss at the peak of the next day, p90 of the forecasts"
 CLOUD_TONE = {
     CloudRegionState.READING: Tone.MOVING,
     CloudRegionState.READY: Tone.OK,
@@ -64,14 +67,6 @@ class RegionRow:
     ready: int
     load: Point | None
     loss: RegionLoss | None
-
-
-@dataclass(frozen=True, slots=True)
-class RegionList:
-    rows: tuple[RegionRow, ...]
-    more: bool = False
-    filtered: bool = False
-    page: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +131,40 @@ class RegionPools:
     markets: tuple[str, ...] = tuple(market.value for market in DECLARABLE)
 
 
-def region_list(now: datetime) -> RegionList:
-    """All regions, in four queries."""
-    regions = list(Region.objects.select_related("cloud", "loss"))
+def _listed(request: PageRequest) -> "QuerySet[Region]":
+    text, regions = request.text("q"), Region.objects.select_related("cloud", "loss")
+    return regions.filter(name__icontains=text) if text else regions
+
+
+def _region_rows(regions: Sequence[Region], now: datetime) -> tuple[RegionRow, ...]:
     nodes, cells = node_counts_by_region(), cell_counts_by_region()
     loads = last_windows([region_subject(region.pk) for region in regions], now)
-    return RegionList(tuple(_region_row(region, nodes, cells, loads) for region in regions))
+    return tuple(_region_row(region, nodes, cells, loads) for region in regions)
+
+
+def _load_of(name: str) -> Callable[[RegionRow], object]:
+    return lambda row: getattr(row.load, name, None)
+
+
+REGION_LIST: List[RegionRow] = List(
+    name="regions",
+    columns=(
+        Column("region", "Region", lambda row: row.region.pk),
+        Column("provider", "Provider", lambda row: row.region.provider, css="wide"),
+        Column("cloud", "Cloud", lambda row: row.cloud.state if row.cloud else None, css="wide"),
+        Column("cells", "Cells", lambda row: row.ready, css="number", title="Ready cells of all", is_newest_first=True),
+        Column("nodes", "Nodes", lambda row: row.nodes, css="number wide", is_newest_first=True),
+        Column("requests", "Requests/s", _load_of("requests_per_s"), css="number", is_newest_first=True),
+        Column("tokens", "Tokens/s", _load_of("tokens_per_s"), css="number wide", is_newest_first=True),
+        Column("ttft-p95", "TTFT p95", _load_of("ttft_p95_ms"), css="number wide", is_newest_first=True),
+        Column("loss", "N+1", lambda row: row.loss.text if row.loss else None, title=OF_LOSS),
+        Column("ingress", "Ingress", lambda row: row.region.ingress_url, css="wide"),
+    ),
+    query=_listed,
+    rows=_region_rows,
+    order=("name",),
+    by_value=True,
+)
 
 
 def _region_row(region: Region, nodes: StateCounts, cells: StateCounts, loads: Mapping[str, Point]) -> RegionRow:
@@ -311,16 +334,13 @@ def _groups(nodes: Sequence[Node]) -> tuple[Marks, ...]:
 EVENTS_OF_ONE_REGION = 30
 
 
-def _rows(request: PageRequest) -> RegionList:
-    return region_list(request.now)
-
-
+TOPICS = ("regions", "nodes", "cells", "history")
 REGIONS = Page(
     section="regions",
     title="Regions",
-    fragments=(
-        Fragment("regions-table", "", ("regions", "nodes", "cells", "history"), "fleet/regions/table.html", _rows),
-    ),
+    fragments=(Fragment("regions-table", "", TOPICS, "fleet/regions/table.html", REGION_LIST.page),),
+    narrow=lambda request: Filter("Find by name", "q", request.text("q")),
+    export=REGION_LIST.export,
 )
 
 

@@ -9,6 +9,7 @@ from django.test import Client
 from controlplane.dashboard.lists import cell_text
 from kernel import clock
 from kernel.events import event_record
+from models_registry.builds.models import EngineBuild
 from tests.controlplane.access.callers import make_user
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
@@ -259,3 +260,36 @@ def test_deployments_are_sorted_and_exported_by_the_values_that_they_show() -> N
     assert sorted(names, key=lambda one: text.index(f'id="{one}"')) == names[::-1]
     heading, *lines = csv_of("/deployments/?sort=-in-flight&format=csv")
     assert (heading[5], lines[0][0], lines[0][5]) == ("In flight", "sim-70b", "5")
+
+
+def test_regions_are_found_sorted_and_exported() -> None:
+    rows.node("n-1", where="eu-west-1")
+    rows.node("n-2")
+    rows.node("n-3")
+    assert order_of("/regions/?sort=-nodes", "regions-table", "eu-west-1", "us-east-1") == ["us-east-1", "eu-west-1"]
+    assert order_of("/regions/?q=WEST", "regions-table", "eu-west-1") == ["eu-west-1"]
+    assert [line[0] for line in csv_of("/regions/?q=west&format=csv")] == ["Region", "eu-west-1"]
+
+
+def test_the_second_list_of_a_page_has_its_own_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controlplane.dashboard.lists.ROWS_SHOWN", 2)
+    for number in range(3):
+        one_more_of_everything(number)
+        EngineBuild.objects.filter(name=f"build-{number}").update(packed_bytes=100 - number)
+    url = "/models/?sort=model&builds-sort=size"
+    first = shown(url, "engine-builds")
+    assert (">build-2<" in first, ">build-0<" in first) == (True, False)
+    assert 'href="?sort=model&amp;builds-sort=size&amp;builds-page=2"' in first
+    assert 'name="sort" value="model"' in first
+    assert "There is no page" not in shown(f"{url}&builds-page=2", "versions-table")
+    assert [line[0] for line in csv_of("/models/?builds-q=D-1&list=builds-&format=csv")] == ["Build", "build-1"]
+    assert csv_of("/models/?builds-q=D-1&format=csv")[0][0] != "Build"
+
+
+def test_a_csv_has_the_present_only_and_says_so() -> None:
+    rows.node("n-1")
+    response = signed_in().get("/nodes/?at=2026-11-21T12:00:00Z&format=csv")
+    assert (response.status_code, "the present only" in response.text) == (400, True)
+    assert (
+        "at=" not in shown("/incidents/?state=all&at=2026-11-21T12:00:00Z", "incidents-list").split("Download")[0][-90:]
+    )

@@ -53,7 +53,7 @@ def test_a_build_of_machines_images_shows_its_release_and_no_size(folder: Path) 
     page = ada.get("/builds/neuron-2.29/").content.decode()
     assert "neuron 2.29" in page
     assert "<dt>Size</dt>" not in page
-    assert "x86_64, Neuron's image" in ada.get("/models/").content.decode()
+    assert "x86_64, Neuron&#x27;s image" in ada.get("/models/").content.decode()
     unknown = ada.post("/builds/new/", {"name": "neuron-1", "uri": "external://neuron-1.0"})
     assert "there are external://neuron-2.28, external://neuron-2.29" in unknown.content.decode()
 
