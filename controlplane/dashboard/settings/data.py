@@ -1,10 +1,10 @@
 """Reads what the settings show: users, roles and credentials, approvals, webhooks and rules."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from django.contrib.auth.models import Group, User
-from django.db.models import Count
+from django.db.models import Count, Q, QuerySet
 
 from accounts.models import (
     ROLES,
@@ -28,7 +28,8 @@ from accounts.selectors import (
     visible_tokens,
 )
 from accounts.services.approval import fleet_actions
-from controlplane.dashboard.fragments import Caller
+from controlplane.dashboard.fragments import Caller, PageRequest
+from controlplane.dashboard.lists import Column, List, ListPage
 from fleet.deployments.models import Deployment
 from fleet.faults.models import FaultRule
 from fleet.faults.planning.views import SETTABLE_RULES, Rule, RuleMode
@@ -60,18 +61,6 @@ class UserRow:
     role: Role
     groups: tuple[str, ...]
     account: ServiceAccount | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class UsersView:
-    rows: tuple[UserRow, ...]
-    groups: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GroupsView:
-    rows: tuple[GroupRole, ...]
-    roles: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,21 +133,102 @@ def session_rows(caller: Caller, now: datetime) -> tuple[tuple[LoginSession, boo
     return tuple((session, session.session_key == caller.session_key) for session in sessions)
 
 
-def users_view() -> UsersView:
-    groups = group_names()
-    users = users_described().order_by("-is_active", "username")[:SHOWN]
-    return UsersView(tuple(_user_row(user) for user in users), groups)
+def _users(request: PageRequest) -> "QuerySet[User]":
+    return users_described().filter(username__icontains=request.text("users-q"))
 
 
-def service_accounts_view() -> UsersView:
-    groups = group_names()
-    accounts = service_accounts_described()[:SHOWN]
-    return UsersView(tuple(_user_row(account.user, account) for account in accounts), groups)
+def _service_accounts(request: PageRequest) -> "QuerySet[ServiceAccount]":
+    text = request.text("accounts-q")
+    named = Q(user__username__icontains=text) | Q(description__icontains=text)
+    return service_accounts_described().filter(named)
 
 
-def groups_view() -> GroupsView:
-    groups = GroupRole.objects.select_related("group").annotate(members=Count("group__user"))[:SHOWN]
-    return GroupsView(tuple(groups), tuple(value for value, _ in ROLES))
+def _groups(request: PageRequest) -> "QuerySet[GroupRole]":
+    groups = GroupRole.objects.select_related("group").annotate(members=Count("group__user"))
+    return groups.filter(group__name__icontains=request.text("groups-q"))
+
+
+def _deliveries(request: PageRequest) -> "QuerySet[WebhookDelivery]":
+    """Without the messages of tenants."""
+    text, sent = request.text("deliveries-q"), WebhookDelivery.objects.filter(webhook__isnull=False)
+    return sent.filter(Q(webhook__name__icontains=text) | Q(event__icontains=text)).select_related("webhook")
+
+
+ROLE_AND_GROUPS: tuple[Column[UserRow], ...] = (
+    Column("role", "Role", lambda row: row.role),
+    Column("groups", "Groups", lambda row: ", ".join(row.groups)),
+)
+USER_LIST: List[UserRow] = List(
+    name="users",
+    prefix="users-",
+    columns=(
+        Column("name", "Name", lambda row: row.user.get_username(), ("username",)),
+        Column("active", "Active", lambda row: row.user.is_active, ("is_active",), is_newest_first=True),
+        *ROLE_AND_GROUPS,
+        Column("factor", "Second factor", lambda row: getattr(row.user, "has_factor", None), ("has_factor",)),
+        Column("login", "Last login", lambda row: row.user.last_login, ("last_login",), is_newest_first=True),
+    ),
+    query=_users,
+    rows=lambda users, now: [_user_row(user) for user in users],
+    order=("-is_active", "username"),
+    filters=("users-q",),
+)
+SERVICE_ACCOUNT_LIST: List[UserRow] = List(
+    name="service-accounts",
+    prefix="accounts-",
+    columns=(
+        Column("name", "Name", lambda row: row.user.get_username(), ("user__username",)),
+        Column("active", "Active", lambda row: row.user.is_active, ("user__is_active",), is_newest_first=True),
+        *ROLE_AND_GROUPS,
+        Column("description", "Description", lambda row: row.account.description if row.account else ""),
+    ),
+    query=_service_accounts,
+    rows=lambda accounts, now: [_user_row(account.user, account) for account in accounts],
+    order=("user__username",),
+    filters=("accounts-q",),
+)
+GROUP_LIST: List[GroupRole] = List(
+    name="groups",
+    prefix="groups-",
+    columns=(
+        Column("name", "Name", lambda row: row.group.name, ("group__name",)),
+        Column("role", "Role", lambda row: row.role, ("role",)),
+        Column("members", "Members", lambda row: getattr(row, "members", None), ("members",), is_newest_first=True),
+        Column("claim", "Group claim", lambda row: row.claim, ("claim",)),
+    ),
+    query=_groups,
+    rows=lambda groups, now: groups,
+    order=("group__name",),
+    filters=("groups-q",),
+)
+DELIVERY_LIST: List[WebhookDelivery] = List(
+    name="deliveries",
+    prefix="deliveries-",
+    columns=(
+        Column("webhook", "Webhook", lambda row: row.webhook.name if row.webhook else "", ("webhook__name",)),
+        Column("state", "State", lambda row: row.state, ("state",)),
+        Column("event", "Event", lambda row: row.event, ("event",)),
+        Column("attempts", "Attempts", lambda row: row.attempts, ("attempts",), "number wide", is_newest_first=True),
+        Column("response", "Response", lambda row: f"{row.status or ''} {row.reason}".strip(), ("status",), "wide"),
+        Column("when", "When", lambda row: row.created_at, ("created_at",), "number", is_newest_first=True),
+    ),
+    query=_deliveries,
+    rows=lambda deliveries, now: deliveries,
+    order=("-id",),
+    filters=("deliveries-q",),
+)
+
+
+def users_page(request: PageRequest) -> ListPage[UserRow]:
+    return replace(USER_LIST.page(request), above=group_names())
+
+
+def service_accounts_page(request: PageRequest) -> ListPage[UserRow]:
+    return replace(SERVICE_ACCOUNT_LIST.page(request), above=group_names())
+
+
+def groups_page(request: PageRequest) -> ListPage[GroupRole]:
+    return replace(GROUP_LIST.page(request), above=tuple(value for value, _ in ROLES))
 
 
 def grants_view() -> GrantsView:
@@ -200,10 +270,6 @@ def webhooks_view() -> WebhooksView:
 
 def allowances_view() -> AllowancesView:
     return AllowancesView(tuple(EngineAllowance.objects.order_by("engine", "name")[:SHOWN]), ENGINES)
-
-
-def deliveries() -> tuple[WebhookDelivery, ...]:
-    return tuple(WebhookDelivery.objects.filter(webhook__isnull=False).select_related("webhook").order_by("-id")[:20])
 
 
 def _user_row(user: User, account: ServiceAccount | None = None) -> UserRow:

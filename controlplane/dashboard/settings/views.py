@@ -29,6 +29,7 @@ from accounts.services.token import token_create_within, token_revoke
 from accounts.services.user import password_change
 from controlplane.dashboard.actions import Submission, action, page_target, refused, secret_shown
 from controlplane.dashboard.fragments import Fragment, Load, Page
+from controlplane.dashboard.lists import List, export_of
 from controlplane.dashboard.settings import data as read
 from fleet.faults.api import SetModeSerializer
 from fleet.faults.planning.views import SETTABLE_RULES, Rule, RuleMode
@@ -50,9 +51,10 @@ def _settings_fragment(name: str, title: str, load: Load, *topics: str) -> Fragm
     return Fragment(f"settings-{name}", title, topics, f"dashboard/settings/{name}.html", load)
 
 
-def _page(title: str, role: Role, *fragments: Fragment) -> Page:
+def _page(title: str, role: Role, *fragments: Fragment, lists: tuple[List[Any], ...] = ()) -> Page:
     tabs = _settings_fragment("tabs", "", lambda request: title)
-    return Page(section="settings", title="Settings", fragments=(tabs, *fragments), role=role)
+    export = export_of(*lists) if lists else None
+    return Page(section="settings", title="Settings", fragments=(tabs, *fragments), role=role, export=export)
 
 
 SETTINGS = _page(
@@ -68,14 +70,16 @@ SETTINGS = _page(
 USERS = _page(
     "Users",
     Role.ADMIN,
-    _settings_fragment("users", "Users", lambda request: read.users_view()),
-    _settings_fragment("service-accounts", "Service accounts", lambda request: read.service_accounts_view()),
+    _settings_fragment("users", "Users", read.users_page),
+    _settings_fragment("service-accounts", "Service accounts", read.service_accounts_page),
+    lists=(read.USER_LIST, read.SERVICE_ACCOUNT_LIST),
 )
 GROUPS = _page(
     "Groups",
     Role.ADMIN,
-    _settings_fragment("groups", "Groups", lambda request: read.groups_view()),
+    _settings_fragment("groups", "Groups", read.groups_page),
     _settings_fragment("grants", "Grants for one deployment", lambda request: read.grants_view()),
+    lists=(read.GROUP_LIST,),
 )
 APPROVALS = _page(
     "Approvals",
@@ -88,7 +92,8 @@ WEBHOOKS = _page(
     "Webhooks",
     Role.VIEWER,
     _settings_fragment("webhooks", "Webhooks", lambda request: read.webhooks_view()),
-    _settings_fragment("deliveries", "Deliveries", lambda request: read.deliveries(), "events"),
+    _settings_fragment("deliveries", "Deliveries", read.DELIVERY_LIST.page, "events"),
+    lists=(read.DELIVERY_LIST,),
 )
 ALLOWANCES = _page(
     "Allowances",

@@ -4,9 +4,12 @@ import csv
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Group, User
 from django.test import Client
 
+from accounts.models import GroupRole
 from controlplane.dashboard.lists import cell_text
+from fleet.webhooks.models import Webhook, WebhookDelivery
 from kernel import clock
 from kernel.events import event_record
 from models_registry.builds.models import EngineBuild
@@ -293,3 +296,36 @@ def test_a_csv_has_the_present_only_and_says_so() -> None:
     assert (
         "at=" not in shown("/incidents/?state=all&at=2026-11-21T12:00:00Z", "incidents-list").split("Download")[0][-90:]
     )
+
+
+def test_users_and_groups_are_found_sorted_and_exported_and_keep_their_groups() -> None:
+    for name in ("ada", "bob"):
+        GroupRole.objects.create(group=Group.objects.create(name=f"{name}s"), role="operator", claim="=1+1")
+    make_user("ada").groups.add(Group.objects.get(name="adas"))
+    make_user("bob")
+    found = shown("/settings/users/?users-q=AD", "settings-users")
+    assert ('id="user-' in found, ">ada<" in found, ">bob<" in found) == (True, True, False)
+    assert '<option value="adas" selected>' in found
+    text = shown("/settings/users/?users-sort=-name", "settings-users")
+    assert text.index(">bob<") < text.index(">ada<")
+    assert [line[0] for line in csv_of("/settings/users/?users-q=ad&list=users-&format=csv")] == ["Name", "ada"]
+    assert csv_of("/settings/groups/?groups-q=bob&format=csv")[1] == ["bobs", "operator", "0", "'=1+1"]
+    assert 'No user matches this filter. <a href="/settings/users/">' in shown(
+        "/settings/users/?users-q=zoe", "settings-users"
+    )
+    client = Client()
+    client.force_login(User.objects.get(username="bob"))
+    assert client.get("/settings/users/?format=csv").status_code == 403
+
+
+def test_deliveries_are_found_and_exported_without_those_of_tenants() -> None:
+    hook = Webhook.objects.create(name="pager", url="https://pager.example/", secret="s", created_at=NOW)
+    for event in ("incident.opened", "rollout.ended"):
+        WebhookDelivery.objects.create(webhook=hook, event=event, body={}, created_at=NOW, due_at=NOW)
+    own = {"own_url": "https://tenant.example/", "event": "incident.batch", "body": {}}
+    WebhookDelivery.objects.create(**own, created_at=NOW, due_at=NOW)
+    text = shown("/settings/webhooks/?deliveries-q=INCIDENT", "settings-deliveries")
+    assert ("incident.opened" in text, "rollout.ended" in text, "incident.batch" in text) == (True, False, False)
+    assert [line[2] for line in csv_of("/settings/webhooks/?deliveries-sort=event&format=csv")] == [
+        "Event", "incident.opened", "rollout.ended",
+    ]  # fmt: skip
