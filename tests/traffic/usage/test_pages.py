@@ -1,5 +1,6 @@
 """Usage page and cost page: rows, budgets, figures with their sources, and admins' rates."""
 
+import csv
 from datetime import timedelta
 from decimal import Decimal
 from typing import Any
@@ -212,3 +213,34 @@ def test_a_single_hour_is_seen_in_its_charts() -> None:
     an_hour()
     text = fragment(signed_in(), "/usage/costs/?range=1d", "costs")
     assert text.count("lines+markers") == 5
+
+
+def csv_of(url: str) -> list[list[str]]:
+    response: Any = signed_in().get(url)
+    return list(csv.reader(b"".join(response.streaming_content).decode().splitlines()))
+
+
+def test_usage_is_sorted_found_and_exported_beyond_a_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controlplane.dashboard.lists.ROWS_SHOWN", 1)
+    for tenant, tokens in (("ada", 10), ("=rufus", 30), ("bob", 20)):
+        used(tenant, tokens)
+    first = fragment(signed_in(), "/usage/?sort=tenant&q=B", "usage").split("By tenant")[-1]
+    assert (">bob<" in first, ">ada<" in first) == (True, False)
+    assert "sort=tenant&amp;page=2" in fragment(signed_in(), "/usage/?sort=tenant", "usage")
+    assert [line[0] for line in csv_of("/usage/?format=csv&sort=-prompt-tokens")] == ["Tenant", "'=rufus", "bob", "ada"]
+    assert csv_of("/usage/?format=csv&list=deployments-")[1][:2] == ["sim-70b", "60"]
+
+
+def test_costs_are_sorted_found_and_exported_by_their_groups() -> None:
+    an_hour("ada")
+    other = CostShare.objects.get()
+    other.pk, other.tenant, other.cost = None, "rufus", Decimal(1)
+    other.save()
+    url = "/usage/costs/?group=tenant,class"
+    assert ">rufus<" not in fragment(signed_in(), f"{url}&q=AD", "costs").split("<table>")[-1]
+    heading, *lines = csv_of(f"{url}&sort=cost&format=csv")
+    assert (heading[:3], [line[:2] for line in lines]) == (
+        ["Tenant", "Class", "Tokens"],
+        [["rufus", "realtime"], ["ada", "realtime"]],
+    )
+    assert "Idle" in csv_of("/usage/costs/?format=csv")[0]

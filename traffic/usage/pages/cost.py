@@ -1,6 +1,7 @@
 """Cost and power page: cost, energy and emissions in total and per million tokens, by group, with the source of each
 number; rates for admins."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
@@ -14,6 +15,7 @@ from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series, wi
 from controlplane.dashboard.choices import choose_deployment, choose_labelled, choose_region
 from controlplane.dashboard.events import chart_markers
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.lists import Column, List, ListPage
 from fleet.capacity.api import SetRateSerializer
 from fleet.capacity.planning.pools import Market
 from fleet.capacity.planning.rates import RateKind, Source
@@ -24,11 +26,10 @@ from kernel.access import Role
 from kernel.time_ranges import OF_USAGE
 from kernel.tones import Tone
 from models_registry.instance_types.selectors import instance_type_names
-from traffic.usage.pages.usage import Span, first_step, place_of, span_of, step_of
+from traffic.usage.pages.usage import ROWS_READ, Span, first_step, place_of, span_of, step_of
 from traffic.usage.planning.figures import FIGURES, CostRow, CostSums, UsageQuery
 from traffic.usage.selectors import BatchPrice, TokenWeight, batch_price, cost_answer, cost_rows, token_weights
 
-ROWS_SHOWN = 100
 RATES_SHOWN = 50
 GROUPS = (
     ("version,type", "by version and type"), ("region", "by region"), ("deployment", "by deployment"),
@@ -67,6 +68,10 @@ class CostLine:
     watt_hours: Figure
     grams: Figure
 
+    @property
+    def known(self) -> str:
+        return f"{self.usd.label}, {self.watt_hours.label}, {self.grams.label}"
+
 
 @dataclass(frozen=True, slots=True)
 class CostView:
@@ -85,6 +90,7 @@ class CostView:
     more: bool
     query: str
     batches: BatchPrice | None
+    page: ListPage[CostLine] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -96,7 +102,7 @@ def cost_view(*, span: Span, group: str, deployment: str, region: str, now: date
     where = tuple((name, value) for name, value in (("deployment", deployment), ("region", region)) if value)
     start, dimensions = first_step(span, now), tuple(chosen.split(","))
     query = UsageQuery(start, now, group=dimensions, where=where)
-    answer = cost_answer(query, most=ROWS_SHOWN)
+    answer = cost_answer(query, most=ROWS_READ)
     total, spares = answer.totals, answer.spares
     lines = sorted((_cost_line(row) for row in answer.rows), key=lambda line: (-_spent_usd(line.sums), line.names))
     return CostView(
@@ -214,21 +220,67 @@ def rate_rows(now: datetime) -> tuple[tuple[Rate, str, str], ...]:
     return tuple((row, row.kind.replace("_", " "), states[row.pk]) for row in rows)
 
 
-def _costs(request: PageRequest) -> CostView:
-    view = cost_view(
+def _view(request: PageRequest) -> CostView:
+    return cost_view(
         span=span_of(request.span),
         group=request.text("group"),
         deployment=request.text("deployment"),
         region=request.text("region"),
         now=request.span.end,
     )
-    return replace(view, charts=with_markers(view.charts, chart_markers(request.span)))
+
+
+def _name_at(place: int) -> Callable[[CostLine], object]:
+    return lambda row: row.names[place]
+
+
+def _number(name: str, label: str, value: Callable[[CostLine], object], css: str = "number") -> Column[CostLine]:
+    return Column(name, label, value, css=css, is_newest_first=True)
+
+
+def _named(request: PageRequest) -> list[CostLine]:
+    text = request.text("q").casefold()
+    return [line for line in request.once(_view).lines if any(text in name.casefold() for name in line.names)]
+
+
+def _cost_list(request: PageRequest) -> List[CostLine]:
+    """Its first columns are what the costs are grouped by."""
+    view = request.once(_view)
+    names = (
+        Column(head, head.capitalize(), _name_at(place), css="wide" if place else "")
+        for place, head in enumerate(view.heads)
+    )
+    idle = (_number("idle", "Idle", lambda row: row.sums.idle_cost, "number wide"),) if view.has_idle else ()
+    return List(
+        name="costs",
+        columns=(
+            *names,
+            _number("tokens", "Tokens", lambda row: row.sums.tokens, "number wide"),
+            _number("cost", "Cost", lambda row: row.sums.cost, "number wide"),
+            *idle,
+            _number("usd", "$/M", lambda row: row.usd.value),
+            _number("watt-hours", "Wh/M", lambda row: row.watt_hours.value),
+            _number("grams", "g CO2e/M", lambda row: row.grams.value),
+            Column("known", "Known", lambda row: row.known, css="wide"),
+        ),
+        query=_named,
+        rows=lambda lines, now: lines,
+        order=(),
+        filters=("q", "deployment", "region"),
+        by_value=True,
+    )
+
+
+def _costs(request: PageRequest) -> CostView:
+    view = request.once(_view)
+    page = replace(_cost_list(request).page(request), above=view.has_idle)
+    return replace(view, charts=with_markers(view.charts, chart_markers(request.span)), page=page)
 
 
 def _filter(request: PageRequest) -> Filter:
     group = choose_labelled(request, "group", (("", GROUPS[0][1]), *GROUPS[1:]))
     return Filter(
-        text_label="", text_name="", text="",
+        text_label="Find in the table", text_name="q", text=request.text("q"),
         choices=(group, choose_deployment(request), choose_region(request)),
     )  # fmt: skip
 
@@ -259,6 +311,7 @@ COSTS = Page(
         Fragment("rates", "Rates of machines, power and tokens", ("usage",), "traffic/usage/rates.html", _rates),
     ),
     narrow=_filter,
+    export=lambda request: _cost_list(request).export(request),
 )
 
 COSTS_PAGE = page_target("costs", "costs")

@@ -1,6 +1,7 @@
 """Usage page: usage and charges by tenant and deployment, and budgets; admins can change budgets."""
 
 from collections import defaultdict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from decimal import Decimal
@@ -16,6 +17,7 @@ from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series, wi
 from controlplane.dashboard.choices import choose, choose_deployment
 from controlplane.dashboard.events import chart_markers
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.lists import Column, List, ListPage, export_of
 from fleet.deployments.models import Deployment
 from kernel.access import Role
 from kernel.time_ranges import OF_USAGE, TimeRange
@@ -38,6 +40,8 @@ from traffic.usage.selectors import (
 from traffic.usage.services.budgets import budget_change, budget_create, budget_delete
 
 ROWS_SHOWN = 100
+ROWS_READ = 5_000
+"""Tenants and deployments of the lists."""
 HOUR, DAY = timedelta(hours=1), timedelta(days=1)
 
 
@@ -82,6 +86,8 @@ class UsageView:
     more: bool
     query: str
     unpriced: tuple[str, ...]
+    tenant_page: ListPage[UsageLine] | None = None
+    deployment_page: ListPage[UsageLine] | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -100,8 +106,8 @@ def span_of(chosen: TimeRange) -> Span:
 def usage_view(*, span: Span, tenant: str, deployment: str, now: datetime) -> UsageView:
     where = tuple((name, value) for name, value in (("tenant", tenant), ("deployment", deployment)) if value)
     start = first_step(span, now)
-    by_tenant = usage_answer(UsageQuery(start, now, group=("tenant",), where=where), most=ROWS_SHOWN)
-    by_deployment = usage_answer(UsageQuery(start, now, group=("deployment",), where=where), most=ROWS_SHOWN)
+    by_tenant = usage_answer(UsageQuery(start, now, group=("tenant",), where=where), most=ROWS_READ)
+    by_deployment = usage_answer(UsageQuery(start, now, group=("deployment",), where=where), most=ROWS_READ)
     tenants = sorted(by_tenant.rows, key=lambda row: (-_token_sum(row.sums), row.group["tenant"]))
     lines = _deployment_lines(by_deployment.rows, start, now, deployment)
     largest = [row.group["tenant"] for row in tenants[:MOST_SERIES] if _token_sum(row.sums)]
@@ -121,7 +127,9 @@ def usage_view(*, span: Span, tenant: str, deployment: str, now: datetime) -> Us
         query=urlencode(
             {"group": "tenant,key,deployment,class,adapter", "by": step_of(span).value} | span.query | dict(where)
         ),
-        unpriced=tuple(line.name for line in lines if line.name and _token_sum(line.sums) and line.price is None),
+        unpriced=tuple(
+            line.name for line in lines[:ROWS_SHOWN] if line.name and _token_sum(line.sums) and line.price is None
+        ),
     )
 
 
@@ -153,7 +161,7 @@ def _deployment_lines(rows: list[UsageRow], start: datetime, now: datetime, depl
     names = sorted(sums.keys() | cells.keys(), key=lambda name: (-_token_sum(sums.get(name, {})), name))
     return [
         UsageLine(name, sums.get(name, {}), None, cells[name][0], cells[name][1], prices.get(name))
-        for name in names[:ROWS_SHOWN]
+        for name in names[:ROWS_READ]
     ]
 
 
@@ -227,19 +235,91 @@ def kept_responses_view(*, tenant: str) -> KeptResponsesView:
     return KeptResponsesView(shown, more, settings.max_kept_per_tenant, settings.max_kept_bytes_per_tenant)
 
 
-def _usage(request: PageRequest) -> UsageView:
-    view = usage_view(
+def _view(request: PageRequest) -> UsageView:
+    return usage_view(
         span=span_of(request.span),
         tenant=request.text("tenant"),
         deployment=request.text("deployment"),
         now=request.span.end,
     )
-    return replace(view, charts=with_markers(view.charts, chart_markers(request.span)))
+
+
+def _named(lines: Iterable[UsageLine], request: PageRequest) -> list[UsageLine]:
+    text = request.text("q").casefold()
+    return [line for line in lines if text in line.name.casefold()]
+
+
+def _sum(name: str, label: str, css: str = "number") -> Column[UsageLine]:
+    return Column(name.replace("_", "-"), label, lambda row: row.sums.get(name, 0), css=css, is_newest_first=True)
+
+
+def _number(name: str, label: str, value: Callable[[UsageLine], object], css: str = "number") -> Column[UsageLine]:
+    return Column(name, label, value, css=css, is_newest_first=True)
+
+
+FILTERS = ("q", "tenant", "deployment")
+PROMPT, COMPLETION = _sum("prompt_tokens", "Prompt"), _sum("completion_tokens", "Completion")
+TENANT_LIST: List[UsageLine] = List(
+    name="usage-by-tenant",
+    columns=(
+        Column("tenant", "Tenant", lambda row: row.name),
+        _sum("requests", "Requests"),
+        _number("failed", "Failed", lambda row: row.failed, "number wide"),
+        _sum("cancelled", "Cancelled", "number wide"),
+        _sum("limited", "Limited", "number wide"),
+        PROMPT,
+        COMPLETION,
+        _sum("charged", "Price"),
+        _sum("machine_cost", "Cells", "number wide"),
+        _number("budget", "Budget", lambda row: row.budget.percent if row.budget else None, "number wide"),
+    ),
+    query=lambda request: _named(request.once(_view).tenants, request),
+    rows=lambda lines, now: lines,
+    order=(),
+    filters=FILTERS,
+    by_value=True,
+)
+DEPLOYMENT_LIST: List[UsageLine] = List(
+    name="usage-by-deployment",
+    prefix="deployments-",
+    columns=(
+        Column("deployment", "Deployment", lambda row: row.name),
+        PROMPT,
+        COMPLETION,
+        _number("failed", "Failed", lambda row: row.failed),
+        _sum("estimated", "Estimated", "number wide"),
+        _number("charged", "Price", lambda row: row.sums.get("charged", 0) if row.price else None),
+        _number("cells", "Cells", lambda row: row.cells),
+        _number("idle", "Idle", lambda row: row.idle),
+    ),
+    query=lambda request: _named(request.once(_view).deployments, request),
+    rows=lambda lines, now: lines,
+    order=(),
+    filters=FILTERS,
+    by_value=True,
+)
+
+
+def _usage(request: PageRequest) -> UsageView:
+    view = request.once(_view)
+    return replace(
+        view,
+        charts=with_markers(view.charts, chart_markers(request.span)),
+        tenant_page=TENANT_LIST.page(request),
+        deployment_page=DEPLOYMENT_LIST.page(request),
+    )
 
 
 def _filter(request: PageRequest) -> Filter:
     tenant = choose(request, "tenant", "every tenant", usage_tenants())
-    return Filter(text_label="", text_name="", text="", choices=(tenant, choose_deployment(request)))
+    sort = request.text("deployments-sort")
+    return Filter(
+        text_label="Find a tenant or deployment",
+        text_name="q",
+        text=request.text("q"),
+        choices=(tenant, choose_deployment(request)),
+        kept=(("deployments-sort", sort),) if sort else (),
+    )
 
 
 def _budgets(request: PageRequest) -> dict[str, Any]:
@@ -264,6 +344,7 @@ USAGE = Page(
         Fragment("usage-responses", "Kept responses", ("usage",), "traffic/usage/responses.html", _responses),
     ),
     narrow=_filter,
+    export=export_of(TENANT_LIST, DEPLOYMENT_LIST),
 )
 
 USAGE_PAGE = page_target("usage", "usage")
