@@ -22,7 +22,9 @@ LISTS: dict[str, str] = {
     "key-new": "/keys/new/",
     "model-new": "/new/model/",
     "plan-draft-new": "/plan/drafts/new/",
+    "runbook": "/runbooks/node-lost/",
     "search": "/search/?q=sim",
+    "tenant": "/tenant/",
 }
 """Name of its screenshot -> address, for pages that also exist on an empty fleet."""
 
@@ -40,22 +42,28 @@ def all_pages(fleet: RunningFleet) -> list[Page]:
         return fleet.api(noun, **query)["results"][0]
 
     node = first("nodes", role="leader")["id"]
+    cell = first("cells", deployment="sim-70b")["id"]
+    story = first("incidents", state="closed")
     _, goal = fleet.versions()
     details = {
-        "cell": f"/cells/{first('cells', deployment='sim-70b')['id']}/",
+        "cell": f"/cells/{cell}/",
+        "cell-logs": f"/cells/{cell}/logs/",
         "deployment": "/deployments/sim-70b/",
         "deployment-new": "/new/deployment/",
         "draft": "/models/sim-70b@next/edit/",
         "evacuate": "/traffic/evacuate/us-east-1/?deployment=sim-70b",
-        "incident": f"/incidents/{first('incidents', state='closed')['id']}/",
+        "incident": f"/incidents/{story['id']}/",
+        "instance-type": "/instance-types/local.cpu/",
         "key": f"/keys/{first('keys')['prefix']}/",
         "model": "/models/sim-70b/",
         "node": f"/nodes/{node}/",
+        "past": f"/?at={story['opened_at']}",
         "region": "/regions/us-east-1/",
         "rollout": f"/rollouts/{first('rollouts')['id']}/",
         "rollout-new": f"/rollouts/new/?deployment=sim-70b&version={goal}",
         "shares": "/traffic/shares/?deployment=sim-70b&origin=us-east-1",
         "version": "/models/sim-70b@1/",
+        "why": f"/why/cell:{cell}/",
         "version-diff": "/models/sim-70b@2/diff/?against=sim-70b@1",
     }
     return [Page(*each) for each in {**LISTS, **details}.items()]

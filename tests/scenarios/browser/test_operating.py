@@ -47,7 +47,7 @@ def test_a_cell_goes_bad_and_heals_before_my_eyes(fleet: RunningFleet, operator:
     for process in agent_and_engine(cell["nodes"][1]["id"], home=fleet.home):
         process.kill()
     expect(state_of(operator, "cell")).not_to_have_text("ready")
-    expect(operator.page.locator("nav")).to_have_attribute("data-problems", re.compile("[1-9]"))
+    expect(operator.page.locator("nav[data-problems]")).to_have_attribute("data-problems", re.compile("[1-9]"))
     expect(operator.page).to_have_title(re.compile("^✕ "))
     expect(state_of(operator, "cell")).to_have_text("ready")
     expect(operator.page).to_have_title(re.compile(f"^{cell['id']}"))

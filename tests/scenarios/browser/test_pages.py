@@ -44,8 +44,8 @@ def _roll_out_and_back(fleet: RunningFleet) -> None:
 def test_every_list_is_opened_here() -> None:
     opened = {path.strip("/").partition("/")[0].partition("?")[0] for path in LISTS.values()}
     pages = {str(route.pattern).partition("/")[0] for route in urlpatterns}
-    # The page of models lists builds, and that of a version compile caches.
-    assert pages - opened == {"builds", "compile-caches", "login", "logout"}
+    # The page of models lists builds, that of a version compile caches, and that of machines invitations.
+    assert pages - opened == {"builds", "compile-caches", "invitations", "login", "logout", "why"}
 
 
 def test_nothing_is_wrong_with_any_page(

@@ -1,0 +1,214 @@
+"""Tasks of an operator who knows no documentation, by keyboard alone: each takes few enough clicks, of which a key that
+opens or chooses something counts as one."""
+
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Locator, expect
+
+from lab.steady_load import agent_and_engine
+from tests.scenarios.browser.watched import Watched
+from tests.scenarios.running_fleet import REGIONS, RunningFleet, eventually
+
+pytestmark = [pytest.mark.scenario, pytest.mark.browser, pytest.mark.timeout(900)]
+
+MOST_TABS = 400
+"""Elements of a page that a keyboard passes on its way to one."""
+GATED = {"canary_bake_s": 10, "bake_s": 0, "min_healthy_s": 2, "gate": {"min_samples": 20}}
+SLOW = {"kind": "slow", "factor": 8}
+
+
+class Keyboard:
+    """The keyboard of a tab. `clicks`: how many clicks of a pointer would have done the same."""
+
+    def __init__(self, tab: Watched) -> None:
+        self.page = tab.page
+        self.clicks = 0
+        tab.open("/")
+
+    def go(self, letter: str, heading: str) -> None:
+        """To a page of the menu."""
+        expect(self.page.locator("#theme")).to_be_visible()  # the script that shows it has bound the keys
+        self.page.keyboard.press("g")
+        self.page.keyboard.press(letter)
+        self.clicks += 1
+        self.arrived(heading)
+
+    def press(self, element: Locator) -> None:
+        """Reach an element and use it."""
+        self.reach(element)
+        self.page.keyboard.press("Enter")
+        self.clicks += 1
+
+    def reach(self, element: Locator) -> None:
+        expect(element).to_be_visible()
+        for _ in range(MOST_TABS):
+            if element.evaluate("it => it === document.activeElement"):
+                return
+            self.page.keyboard.press("Tab")
+        raise AssertionError(f"Tab does not reach {element}")
+
+    def arrived(self, heading: str) -> None:
+        expect(self.page.locator("h1")).to_have_text(heading)
+        expect(self.page.locator("#connection")).to_have_attribute("data-state", "live")
+
+    def fill(self, label: str, text: str) -> None:
+        self.reach(self.page.get_by_label(label))
+        self.page.keyboard.type(text)
+
+
+@pytest.fixture
+def keyboard(operator: Watched) -> Keyboard:
+    return Keyboard(operator)
+
+
+def barriers_of(tab: Watched) -> list[str]:
+    return tab.trouble() + tab.barriers()
+
+
+def test_a_region_is_lost_on_paper_only(fleet: RunningFleet, operator: Watched, keyboard: Keyboard) -> None:
+    """The task of the default run; it changes nothing."""
+    lost, other = REGIONS
+    before = fleet.cells()
+    keyboard.go("f", "What if")
+    keyboard.press(operator.page.get_by_role("link", name=f"Simulate the loss of {lost}"))
+    page = operator.page.locator("main")
+    expect(page).to_contain_text(f"If {lost} is lost now:")
+    expect(page).to_contain_text(f"sim-70b in {lost}")
+    expect(page).to_contain_text("2 ready now, at least 0 on the way")
+    expect(page).to_contain_text(f"sim-70b in {other}")
+    assert keyboard.clicks <= 2
+    assert barriers_of(operator) == []
+    assert {name: cell["generation"] for name, cell in fleet.cells().items()} == {
+        name: cell["generation"] for name, cell in before.items()
+    }
+
+
+@pytest.fixture
+def slow(fleet: RunningFleet) -> Iterator[str]:
+    """A cell whose steps take longer than those of its siblings."""
+    cells = fleet.cells(deployment="sim-70b", region=REGIONS[0], state="ready")
+    name = min(cells)
+    _, engine = agent_and_engine(cells[name]["nodes"][0]["id"], home=fleet.home)
+    words = engine.cmdline()
+    fault = f"http://127.0.0.1:{words[words.index('--admin-port') + 1]}/fault"
+    httpx.post(fault, json=SLOW).raise_for_status()
+    yield name
+    with suppress(httpx.TransportError):  # the fleet may have replaced it
+        httpx.delete(fault)
+
+
+@pytest.mark.long
+def test_the_slowest_cell_is_found_and_why_it_is_slow(
+    fleet: RunningFleet, slow: str, operator: Watched, keyboard: Keyboard
+) -> None:
+    def slowest() -> str:
+        loads = {name: (cell["load"] or {}).get("ttft_p99_ms") or 0 for name, cell in fleet.cells().items()}
+        return max(loads, key=lambda name: loads[name])
+
+    eventually(lambda: slowest() == slow)
+    keyboard.go("c", "Cells")
+    heading = operator.page.get_by_role("link", name="TTFT p99")
+    keyboard.press(heading)
+    expect(operator.page.locator("th[aria-sort=ascending]")).to_have_text("TTFT p99")
+    keyboard.press(heading)
+    expect(operator.page.locator("th[aria-sort=descending]")).to_have_text("TTFT p99")
+    keyboard.press(operator.page.locator("tbody tr").first.locator("[data-row]"))
+    keyboard.arrived(slow)
+    expect(operator.page.locator("#cell-siblings .reason")).to_contain_text("Worse than every sibling in")
+    expect(operator.page.locator("#cell-siblings .reason")).to_contain_text("decode")
+    assert keyboard.clicks <= 4
+    assert barriers_of(operator) == []
+
+
+@pytest.fixture
+def died(fleet: RunningFleet) -> Any:
+    """The incident of a node's death that took a cell along and healed."""
+    cell = next(iter(fleet.cells(deployment="sim-70b", region=REGIONS[1], state="ready").values()))
+    node = cell["nodes"][0]["id"]
+    fleet.take_down(node)
+    return eventually(lambda: fleet.api("incidents", node=node, state="closed")["results"])[0]
+
+
+@pytest.mark.long
+def test_a_death_is_followed_its_story_exported_and_the_time_before_it_shown(
+    died: Any, operator: Watched, keyboard: Keyboard, tmp_path: Path
+) -> None:
+    page = operator.page
+    keyboard.press(page.locator("#status .beside a").last)
+    keyboard.arrived("Incidents")
+    keyboard.press(page.locator(f"#incident-{died['id']} [data-row]"))
+    keyboard.arrived(died["summary"])
+    expect(page.locator("#incident-story")).to_contain_text("Detection")
+    expect(page.locator("#incident-story")).to_contain_text("Recovery")
+    with page.expect_download() as download:
+        keyboard.press(page.get_by_role("link", name="Report (Markdown)"))
+    download.value.save_as(tmp_path / "report.md")
+    report = (tmp_path / "report.md").read_text()
+    assert died["summary"] in report
+    assert died["cell"] in report
+    assert keyboard.clicks <= 4
+    assert barriers_of(operator) == []
+
+    operator.open(f"/cells/{died['cell']}/")
+    keyboard.clicks = 0
+    keyboard.press(page.locator("#cell-time-line-table summary"))
+    spans = page.locator("#cell-time-line-table tbody tr").filter(has_text="State")
+    lost = spans.filter(has=page.locator(".state", has_text="lost")).last
+    expect(lost).to_be_visible()
+    since = lost.locator("a").first
+    keyboard.press(since)
+    keyboard.arrived("Cells")
+    then = page.locator("#cells-then tr").filter(has_text=died["cell"])
+    expect(then.locator(".state")).to_have_text("lost")
+    keyboard.press(page.get_by_role("link", name="Previous change"))
+    expect(then.locator(".state")).to_have_text("ready")
+    expect(page.locator("#past")).to_contain_text("As it was at")
+    assert keyboard.clicks <= 4
+    assert barriers_of(operator) == []
+
+
+@pytest.mark.long
+def test_a_gate_refuses_and_says_why(fleet: RunningFleet, operator: Watched, keyboard: Keyboard) -> None:
+    asked = {"deployment": "sim-70b", "version": "sim-70b@bad-slow", "policy": GATED, "allow_unreleased": True}
+    rollout = fleet.post("rollouts", asked)["id"]
+    eventually(lambda: fleet.api(f"rollouts/{rollout}")["state"] == "rolled_back")
+    keyboard.go("r", "Rollouts")
+    keyboard.press(operator.page.locator("main [data-row]").first)
+    keyboard.arrived(f"Rollout {rollout} of sim-70b")
+    expect(operator.page.locator("#rollout .headline")).to_contain_text("times the old version's")
+    worse = operator.page.locator("#rollout tr.tone-bad")
+    expect(worse.first).to_contain_text("worse")
+    assert keyboard.clicks <= 3
+    assert barriers_of(operator) == []
+
+
+@pytest.mark.long
+def test_a_node_is_drained_and_replaced_from_its_page(
+    fleet: RunningFleet, operator: Watched, keyboard: Keyboard
+) -> None:
+    cell = next(iter(fleet.cells(deployment="sim-70b", region=REGIONS[1], state="ready").values()))
+    node = cell["nodes"][1]["id"]
+    page = operator.page
+    operator.open(f"/nodes/{node}/")
+    keyboard.arrived(node)
+    page.keyboard.press("a")
+    keyboard.clicks += 1
+    keyboard.press(page.locator("#actions").get_by_role("link", name="Replace", exact=True))
+    expect(page.locator("form")).to_contain_text(f"Its cell {cell['id']} is drained")
+    assert barriers_of(operator) == []
+    keyboard.fill("Reason", "its disk is slow")
+    keyboard.fill("to confirm", node)
+    keyboard.press(page.get_by_role("button", name="Replace"))
+    keyboard.arrived(node)
+    expect(page.locator("#node-state")).to_contain_text("retired")
+    assert keyboard.clicks <= 4
+    fleet.wait_until_whole()
+    after = fleet.cells()[cell["id"]]
+    assert node not in {each["id"] for each in after["nodes"]}
+    assert after["generation"] > cell["generation"]
+    assert barriers_of(operator) == []
