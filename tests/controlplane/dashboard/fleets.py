@@ -13,6 +13,7 @@ from fleet.clouds.models import CapacityPool, CloudRegion, ImageMove
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.drafts.models import PlanDraft
 from fleet.faults.models import Incident
+from fleet.machines.models import Invitation
 from fleet.quotas.models import Quota
 from fleet.recorder.models import RecordedRound, RoundSubject
 from fleet.regions.models import Rate, Region
@@ -50,6 +51,10 @@ def one_more_of_everything(number: int) -> Cell:
     """A region with a two-node cell in one of the states, two spares, an ingress, and all that speaks of them."""
     region = rows.region(f"region-{number}", position=number)
     kind, _ = InstanceType.objects.get_or_create(name="local.cpu", defaults={"accelerator": "cpu"})
+    Invitation.objects.create(
+        prefix=f"invited{number}", digest=64 * "0", region=region, role="node", count=2, left=1, created_by="operator",
+        created_at=NOW, expires_at=NOW,
+    )  # fmt: skip
     cordon = Act("node.cordon", object=f"node/n-{number:08x}", changes={"asked": {"why": "fan"}})
     audit_record(actor=Actor("operator", Proof.SESSION, "127.0.0.1"), act=cordon, now=NOW)
     model = Model.objects.create(name=f"model-{number}", created_at=NOW)

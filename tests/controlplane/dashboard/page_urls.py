@@ -63,6 +63,7 @@ DETAILS: tuple[str, ...] = (
     "/cells/deployment-0-region-0-1/logs/",
     "/nodes/n-00000000/",
     "/machines/m-00000000/",
+    "/invitations/invited0/",
     "/why/cell:deployment-0-region-0-1/",
     "/regions/region-0/",
     "/instance-types/local.cpu/",
