@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 from django.http import HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -28,6 +28,7 @@ from controlplane.dashboard.actions import (
 from controlplane.dashboard.charts import BY_PLACE, HEIGHT_PX, MOST_SERIES, Colour, figure_json
 from controlplane.dashboard.choices import choose_labelled
 from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.lists import Column, List
 from fleet.deployments.models import Deployment
 from kernel.refusals import InvalidInput
 from models_registry.benchmarks.api import StartBenchmarkSerializer
@@ -188,26 +189,33 @@ def _search_panel(row: ConfigurationSearch) -> SearchPanel:
     return SearchPanel(row, rows[:CONFIGURATIONS_SHOWN], max(0, len(rows) - CONFIGURATIONS_SHOWN))
 
 
-LISTED = 100
-
-
-@dataclass(frozen=True, slots=True)
-class BenchmarkList:
-    rows: tuple[Benchmark, ...]
-    more: bool
-    filtered: bool
-    page: int
-
-
-def benchmark_list(*, state: str = "", text: str = "", page: int = 1) -> BenchmarkList:
-    """Benchmarks of all models, newest first, in pages from 1. One query."""
-    rows = Benchmark.objects.select_related("version").order_by("-id")
-    if state:
-        rows = rows.filter(state=state)
+def _listed(request: PageRequest) -> "QuerySet[Benchmark]":
+    rows, state, text = Benchmark.objects.select_related("version"), request.text("state"), request.text("q")
     if text:
         rows = rows.filter(Q(version__model__name__icontains=text) | Q(deployment__icontains=text))
-    fetched = tuple(rows[(page - 1) * LISTED : page * LISTED + 1])
-    return BenchmarkList(fetched[:LISTED], len(fetched) > LISTED, bool(state or text), page)
+    return rows.filter(state=state) if state else rows
+
+
+OF_GOODPUT = "Highest rate of all cells together that held the objective"
+VERSION_ORDER = ("version__model__name", "version__version")
+BENCHMARK_LIST: List[Benchmark] = List(
+    name="benchmarks",
+    columns=(
+        Column("version", "Version", lambda row: row.version.reference, VERSION_ORDER),
+        Column("state", "State", lambda row: row.state, ("state",)),
+        Column("deployment", "Deployment", lambda row: row.deployment, ("deployment",), "wide"),
+        Column("region", "Region", lambda row: row.region, ("region",), "wide"),
+        Column("use", "Workload and objective", _use, ("workload", "slo"), "wide"),
+        Column("goodput", "Requests/s", lambda row: row.goodput, ("goodput",), "number", OF_GOODPUT, True),
+        Column("chips", "Chips", lambda row: row.chips, ("chips",), "number wide", is_newest_first=True),
+        Column("by", "By", lambda row: row.actor, ("actor",), "wide"),
+        Column("created", "Created", lambda row: row.created_at, ("created_at",), "number wide", is_newest_first=True),
+    ),
+    query=_listed,
+    rows=lambda benchmarks, now: benchmarks,
+    order=("-id",),
+    filters=("q", "state"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -331,10 +339,6 @@ def _ids_query(ids: Sequence[int]) -> str:
     return urlencode([("id", pk) for pk in ids])
 
 
-def _list(request: PageRequest) -> BenchmarkList:
-    return benchmark_list(state=request.text("state"), text=request.text("q"), page=request.page)
-
-
 def _filter(request: PageRequest) -> Filter:
     state = choose_labelled(request, "state", (("", "every state"), *choices(BenchmarkState)))
     return Filter(text_label="Model or deployment", text_name="q", text=request.text("q"), choices=(state,))
@@ -348,12 +352,13 @@ BENCHMARKS = Page(
     section="benchmarks",
     title="Benchmarks",
     fragments=(
-        Fragment("benchmarks-table", "", ("benchmarks",), "models_registry/benchmarks/table.html", _list),
+        Fragment("benchmarks-table", "", ("benchmarks",), "models_registry/benchmarks/table.html", BENCHMARK_LIST.page),
         Fragment(
             "benchmarks-use", "By use", ("benchmarks",), "models_registry/benchmarks/benchmarks.html", _all_of_use
         ),
     ),
     narrow=_filter,
+    export=BENCHMARK_LIST.export,
     charts=True,
 )
 

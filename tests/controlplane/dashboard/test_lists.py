@@ -1,6 +1,7 @@
 """Lists sort by their columns, narrow and are exported; all of it lives in the URL."""
 
 import csv
+import re
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from controlplane.dashboard.lists import cell_text
 from fleet.webhooks.models import Webhook, WebhookDelivery
 from kernel import clock
 from kernel.events import event_record
+from models_registry.benchmarks.models import Benchmark
 from models_registry.builds.models import EngineBuild
 from tests.controlplane.access.callers import make_user
 from tests.controlplane.dashboard.clients import fragment, signed_in
@@ -329,3 +331,14 @@ def test_deliveries_are_found_and_exported_without_those_of_tenants() -> None:
     assert [line[2] for line in csv_of("/settings/webhooks/?deliveries-sort=event&format=csv")] == [
         "Event", "incident.opened", "rollout.ended",
     ]  # fmt: skip
+
+
+def test_benchmarks_are_found_sorted_and_exported() -> None:
+    for number, goodput, deployment in ((1, 9.0, "=other"), (2, 5.0, "sim-70b"), (3, None, "sim-70b")):
+        Benchmark.objects.create(
+            id=number, version=rows.version(), deployment=deployment, region="r", state="done", goodput=goodput,
+            workload="1000+150", slo="ttft=1000,itl=60", actor="ada", created_at=NOW, ended_at=NOW,
+        )  # fmt: skip
+    assert [line[2] for line in csv_of("/benchmarks/?sort=goodput&q=OTHER&format=csv")] == ["Deployment", "'=other"]
+    text = shown("/benchmarks/?sort=goodput", "benchmarks-table")
+    assert re.findall(r'id="benchmark-(\d)"', text) == ["2", "1", "3"]
