@@ -260,7 +260,7 @@ def _cost_list(request: PageRequest) -> List[CostLine]:
             *idle,
             _number("usd", "$/M", lambda row: row.usd.value),
             _number("watt-hours", "Wh/M", lambda row: row.watt_hours.value),
-            _number("grams", "g CO2e/M", lambda row: row.grams.value),
+            _number("grams", "g CO2e/M", lambda row: row.grams.value, "number wide"),
             Column("known", "Known", lambda row: row.known, css="wide"),
         ),
         query=_named,

@@ -258,12 +258,12 @@ def _number(name: str, label: str, value: Callable[[UsageLine], object], css: st
 
 
 FILTERS = ("q", "tenant", "deployment")
-PROMPT, COMPLETION = _sum("prompt_tokens", "Prompt"), _sum("completion_tokens", "Completion")
+PROMPT, COMPLETION = _sum("prompt_tokens", "Prompt", "number wide"), _sum("completion_tokens", "Completion")
 TENANT_LIST: List[UsageLine] = List(
     name="usage-by-tenant",
     columns=(
         Column("tenant", "Tenant", lambda row: row.name),
-        _sum("requests", "Requests"),
+        _sum("requests", "Requests", "number wide"),
         _number("failed", "Failed", lambda row: row.failed, "number wide"),
         _sum("cancelled", "Cancelled", "number wide"),
         _sum("limited", "Limited", "number wide"),
@@ -286,11 +286,11 @@ DEPLOYMENT_LIST: List[UsageLine] = List(
         Column("deployment", "Deployment", lambda row: row.name),
         PROMPT,
         COMPLETION,
-        _number("failed", "Failed", lambda row: row.failed),
+        _number("failed", "Failed", lambda row: row.failed, "number wide"),
         _sum("estimated", "Estimated", "number wide"),
         _number("charged", "Price", lambda row: row.sums.get("charged", 0) if row.price else None),
         _number("cells", "Cells", lambda row: row.cells),
-        _number("idle", "Idle", lambda row: row.idle),
+        _number("idle", "Idle", lambda row: row.idle, "number wide"),
     ),
     query=lambda request: _named(request.once(_view).deployments, request),
     rows=lambda lines, now: lines,
