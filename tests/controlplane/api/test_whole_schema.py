@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.django_db
 
 EXAMPLES = int(os.environ.get("SWITCHYARD_SCHEMA_EXAMPLES", "4"))
-KEYS = ("id", "name", "prefix", "rule", "deployment", "ingress", "username", "action", "number", "tenant")
+KEYS = ("id", "name", "prefix", "rule", "deployment", "ingress", "username", "action", "number", "tenant", "region")
 """Fields of list rows that are the parameters of detail paths."""
 
 
