@@ -25,7 +25,7 @@ def url(page: str) -> str:
 
 
 def form(page: str) -> dict[str, str]:
-    """What a browser would send from the page as it is."""
+    """The fields that a browser sends if nothing was typed."""
     shown = signed_in().get(url(page)).text.partition('<form id="wizard"')[2].partition("</form>")[0]
     shown = re.sub(r"<template>.*?</template>", "", shown, flags=re.S)
     fields: dict[str, str] = {}
