@@ -28,7 +28,7 @@ from fleet.nodes.models import Node
 from fleet.nodes.pages import NODE_ACTIONS
 from fleet.regions.models import Region
 from fleet.rollouts.models import Rollout
-from fleet.rollouts.pages import ROLLOUT_ACTIONS
+from fleet.rollouts.pages.views import ROLLOUT_ACTIONS
 from kernel.access import Access
 from kernel.tones import Tone
 from models_registry.builds.models import EngineBuild

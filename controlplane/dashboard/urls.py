@@ -43,7 +43,7 @@ from fleet.regions.pages.views import (
 )
 from fleet.regions.pages.wizard import REGION_WIZARD
 from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
-from fleet.rollouts.pages import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
+from fleet.rollouts.pages.views import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
 from models_registry.benchmarks.pages import (
     BENCHMARK,
     BENCHMARK_COMPARISON,

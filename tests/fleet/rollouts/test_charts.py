@@ -10,7 +10,7 @@ from fleet.cells.models import Cell, Disruption
 from fleet.load.models import LoadSubject, LoadWindow
 from fleet.load.services import history_trim
 from fleet.rollouts.models import Rollout, RolloutPoints
-from fleet.rollouts.pages import rollout_charts
+from fleet.rollouts.pages.data import rollout_charts
 from fleet.rollouts.planning.gates import length_of
 from fleet.rollouts.services import rollout_points_keep
 from kernel.events import event_record

@@ -13,7 +13,7 @@ from fleet.deployments.planner import GatePolicy
 from fleet.load.planner import CellCounters
 from fleet.nodes.models import NodeReport
 from fleet.rollouts.models import Rollout
-from fleet.rollouts.pages import gate_lines
+from fleet.rollouts.pages.data import gate_lines
 from fleet.rollouts.services import rollout_propose, rollout_start
 from kernel.events import event_record
 from kernel.tones import Tone
