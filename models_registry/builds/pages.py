@@ -22,7 +22,7 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest, found_or_404
 from controlplane.dashboard.lists import Column, List, ListPage
-from engine_agent.protocol.engine_builds import BUILD_FILE, BuildFacts, parse_facts
+from engine_agent.protocol.engine_builds import BUILD_FILE, BadBuild, BuildFacts, parse_facts
 from kernel.access import Role
 from models_registry.artifacts.planner import size_words
 from models_registry.builds.api import AddEngineBuildSerializer
@@ -62,8 +62,12 @@ class UploadRow:
     upload: EngineBuildUpload
 
     @property
-    def facts(self) -> BuildFacts:
-        return parse_facts(self.upload.facts, BUILD_FILE)
+    def facts(self) -> BuildFacts | None:
+        """None if they cannot be read."""
+        try:
+            return parse_facts(self.upload.facts, BUILD_FILE)
+        except BadBuild:
+            return None
 
     @property
     def percent(self) -> float:

@@ -251,7 +251,7 @@ def free_ports(count: int) -> int:
     """The first of `count` consecutive free ports below the range of outgoing connections, reserved while this process
     lives.
     """
-    for base in range(PORTS_FROM, PORTS_FROM + PORTS_EACH, 16):
+    for base in range(PORTS_FROM, PORTS_FROM + PORTS_EACH, 4):
         if all(_is_free(base + offset) for offset in range(count)) and claimed(base):
             return base
     raise AssertionError("no free ports")

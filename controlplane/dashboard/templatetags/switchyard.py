@@ -9,6 +9,7 @@ from math import ceil
 from typing import Any
 
 from django import template
+from django.http import QueryDict
 from django.urls import reverse
 from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
@@ -212,6 +213,12 @@ def used_share(percent: Decimal) -> str:
     if percent <= 99 or percent >= 101 or percent == 100:
         return f"{percent:.0f} %"
     return f"{percent.quantize(Decimal('0.1'), ROUND_DOWN if percent < 100 else ROUND_UP)} %"
+
+
+@register.filter
+def pairs(query: QueryDict) -> list[tuple[str, str]]:
+    """Names and values. In a template, `query.items` would be the value of a parameter named `items`."""
+    return [(name, str(value)) for name, value in query.items()]
 
 
 @register.filter

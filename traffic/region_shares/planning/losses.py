@@ -2,7 +2,7 @@
 multiple of that peak that each carries. Pure. Requests that arrive in a lost region count as if they arrived
 elsewhere: they go where residency and room let them."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -73,7 +73,7 @@ def plan_stress(
 ) -> tuple[Stress, ...]:
     """Each deployment at `factor` times its forecast peak without the `lost` regions, the first to break first."""
     rows = []
-    for one in deployments:
+    for one in _with_slots(deployments):
         slot, peak = _peak(one)
         until = _holds_until(one, slot, lost, latency_ms)
         unplaced = _unplaced(one, slot, lost, latency_ms, factor) if factor > until else 0.0
@@ -104,7 +104,7 @@ def plan_region_losses(
 ) -> dict[str, tuple[Shortage, ...]]:
     """Lost region -> its shortages, the largest first. `latency_ms` has every pair of regions."""
     found: dict[str, list[Shortage]] = {}
-    for one in deployments:
+    for one in _with_slots(deployments):
         slot, load = _peak(one)
         before = _unplaced(one, slot, (), latency_ms)
         for region in one.places:
@@ -115,6 +115,11 @@ def plan_region_losses(
     return {
         region: tuple(sorted(rows, key=lambda row: (-row.unplaced, row.deployment))) for region, rows in found.items()
     }
+
+
+def _with_slots(deployments: Sequence[ExpectedDeployment]) -> Iterator[ExpectedDeployment]:
+    """A forecast without slots says nothing about the next day."""
+    return (one for one in deployments if all(place.demand and place.capacity for place in one.places.values()))
 
 
 def _peak(one: ExpectedDeployment) -> tuple[int, float]:

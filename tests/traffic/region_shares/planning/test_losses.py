@@ -96,3 +96,9 @@ def test_the_first_to_break_comes_first() -> None:
     places = [{EAST: ExpectedPlace([load], [100])} for load in (10, 70)]
     rows = [ExpectedDeployment(name, AT, 900, place, TrafficPolicy()) for name, place in zip("ab", places, strict=True)]
     assert [row.deployment for row in plan_stress(rows, LATENCY, factor=1.0, lost=())] == ["b", "a"]
+
+
+def test_a_forecast_without_slots_is_left_out() -> None:
+    empty = ExpectedDeployment("new", AT, 900, {EAST: ExpectedPlace([], [])}, TrafficPolicy())
+    assert plan_stress([empty], LATENCY, factor=1.0, lost=()) == ()
+    assert plan_region_losses([empty], LATENCY) == {}
