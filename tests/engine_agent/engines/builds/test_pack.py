@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +27,7 @@ from engine_agent.engines.builds.store import host_facts
 from engine_agent.engines.uv_install import EngineEnvironment
 from engine_agent.protocol.engine_builds import BUILD_FILE, parse_facts, part_names, version_key, wrong_facts
 from models_registry.builds.planner import ArchiveWalk
+from tests.controlplane.embedded.processes import eventually
 from tests.engine_agent.engines.builds.packed import facts, pack_tiny, tiny_build
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -191,8 +191,7 @@ def test_a_stopped_build_leaves_nothing(
     with pytest.raises(SystemExit, match=str(128 + number)):
         recipe_packer.main(["pack", "llama-cpp", "--cache", str(tmp_path), "--to", str(folder / "to")])
     assert not (folder / "to").exists()
-    while list(folder.iterdir()):  # another process removes it
-        time.sleep(0.01)
+    assert eventually(lambda: not list(folder.iterdir())), "another process removes what was packed"
     assert signal.getsignal(number) is before
 
 
