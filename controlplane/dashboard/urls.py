@@ -44,7 +44,7 @@ from fleet.regions.pages.views import (
 from fleet.regions.pages.wizard import REGION_WIZARD
 from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
 from fleet.rollouts.pages.views import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
-from models_registry.benchmarks.pages import (
+from models_registry.benchmarks.pages.views import (
     BENCHMARK,
     BENCHMARK_COMPARISON,
     BENCHMARKS,

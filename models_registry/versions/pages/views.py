@@ -19,7 +19,7 @@ from controlplane.dashboard.actions import (
 from controlplane.dashboard.events import EventList, version_events
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from controlplane.dashboard.lists import ListPage, export_of
-from models_registry.benchmarks.pages import BenchmarksView, SearchesView, model_benchmarks, model_searches
+from models_registry.benchmarks.pages.data import BenchmarksView, SearchesView, model_benchmarks, model_searches
 from models_registry.builds.pages import BUILD_LIST, BUILDS
 from models_registry.compile_caches.pages import VersionCaches, version_caches
 from models_registry.instance_types.selectors import instance_shapes
