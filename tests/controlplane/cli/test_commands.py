@@ -260,6 +260,8 @@ def test_an_incident_is_taken_over_and_reported(switchyard: Switchyard, tmp_path
     assert (again.code, "was acknowledged by" in again.err) == (6, True)
     assert "there is no active user 'nobody'" in switchyard("incident", "assign", number, "nobody").err
     assert "has 1 notes" in switchyard("incident", "note", number, "rack 7").out
+    # An open incident lasts until now, so two reports of it differ.
+    assert "is closed" in switchyard("dismiss", number, "--why", "a drill").out
     shown = switchyard("incident", "report", number)
     assert shown.out.startswith(f"# Incident {number}: Node s lost\n")
     assert "rack 7" in shown.out
