@@ -163,10 +163,16 @@ class Chart:
 
 
 def figure_json(traces: Iterable[Mapping[str, Any]], layout: Mapping[str, Any]) -> str:
-    """A Plotly figure of scatter traces as JSON. The library is imported here, because only web draws."""
+    """A Plotly figure of scatter traces as JSON. The library is imported here, because only web draws.
+
+    Lists of values bypass the graph objects, which copy them value by value: a third of the time of a figure."""
     from plotly import graph_objects
 
-    data = [graph_objects.Scatter(trace, _validate=False).to_plotly_json() for trace in traces]
+    data = []
+    for trace in traces:
+        lists = {name: value for name, value in trace.items() if isinstance(value, list)}
+        rest = {name: value for name, value in trace.items() if name not in lists}
+        data.append({**graph_objects.Scatter(rest, _validate=False).to_plotly_json(), **lists})
     drawn = graph_objects.Layout(layout, _validate=False).to_plotly_json()
     return json.dumps({"data": data, "layout": drawn}, separators=(",", ":"))
 

@@ -95,16 +95,12 @@ class Roles:
 
 def roles_of(deployment: Deployment, now: datetime) -> Roles:
     places = DeploymentRegion.objects.filter(deployment=deployment).select_related("role_state").order_by("region_id")
-    cells = list(_cells(deployment))
-    ready: dict[str, list[CellRole]] = defaultdict(list)
-    for cell in cells:
-        if cell.state == CellState.READY:
-            ready[cell.region_id].append(CellRole(cell.role))
+    ready = _ready_roles(deployment)
     rows = [
         RolePlace(place, place.split, counted(ready[place.region_id]), getattr(place, "role_state", None))
         for place in places
     ]
-    apart = [cell for cell in cells if cell.role != CellRole.MIXED]
+    apart = list(_cells_apart(deployment))
     pairs = pairings(apart)
     shown = tuple(_role_cell(cell, pairs, now) for cell in apart)
     loads = [one.handovers for one in shown if one.handovers is not None]
@@ -121,8 +117,18 @@ def roles_of(deployment: Deployment, now: datetime) -> Roles:
     )
 
 
-def _cells(deployment: Deployment) -> Iterable[Cell]:
+def _ready_roles(deployment: Deployment) -> Mapping[str, list[CellRole]]:
+    """Region -> roles of its ready cells. Reads two columns, because a deployment may have hundreds of mixed cells."""
+    ready: dict[str, list[CellRole]] = defaultdict(list)
+    found = Cell.objects.filter(deployment=deployment, state=CellState.READY.value)
+    for region, role in found.values_list("region_id", "role"):
+        ready[region].append(CellRole(role))
+    return ready
+
+
+def _cells_apart(deployment: Deployment) -> Iterable[Cell]:
     live = Cell.objects.filter(deployment=deployment).exclude(state=CellState.STOPPED.value)
+    live = live.exclude(role=CellRole.MIXED.value)
     return live.prefetch_related("members__node__report").order_by("region_id", "created_at", "id")
 
 
