@@ -12,11 +12,12 @@ from traffic.keys.planner import KEY_TONE, KeyState, key_state
 
 class ApplicationKey(models.Model):
     """A key of one tenant. A limit of 0 means none; no deployments means all. Browser pages of `allowed_origins` may
-    use it. `revoked_version` is the first `KeyPolicy.version` without this key; `refused_everywhere_at` is when the
-    last ingress enforced that version."""
+    use it. `first_prefix`: the first key that rotations have replaced, or empty. `revoked_version` is the first
+    `KeyPolicy.version` without this key; `refused_everywhere_at` is when the last ingress enforced that version."""
 
     prefix = models.CharField(max_length=16, unique=True)
     digest = models.CharField(max_length=64)
+    first_prefix = models.CharField(max_length=16, blank=True, db_index=True)
     name = models.CharField(max_length=96)
     tenant = models.CharField(max_length=64, db_index=True)
     deployments = models.JSONField(default=list, blank=True)
@@ -39,6 +40,11 @@ class ApplicationKey(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} (sw_{self.prefix}…)"
+
+    @property
+    def budget_key(self) -> str:
+        """The prefix that its budget names. A key shares its budget with all keys that it replaced."""
+        return self.first_prefix or self.prefix
 
     def state_at(self, now: datetime) -> KeyState:
         return key_state(revoked_at=self.revoked_at, expires_at=self.expires_at, now=now)

@@ -68,8 +68,10 @@ def tenants_stopped() -> tuple[str, ...]:
 
 
 def keys_stopped() -> tuple[str, ...]:
-    """Returns the prefixes of keys whose own budget is used up."""
-    return _stopped("key")
+    """Returns the prefixes of keys whose own budget is used up, with the keys that replaced them."""
+    stopped = _stopped("key")
+    replaced = ApplicationKey.objects.filter(first_prefix__in=stopped, revoked_at=None) if stopped else ()
+    return tuple(sorted({*stopped, *(key.prefix for key in replaced)}))
 
 
 def _stopped(subject: str) -> tuple[str, ...]:

@@ -83,14 +83,16 @@ def key_change(*, prefix: str, actor: str, now: datetime, **columns: Any) -> App
 
 @transaction.atomic
 def key_rotate(*, prefix: str, actor: str, now: datetime, grace: timedelta = ROTATION_GRACE) -> NewKey:
-    """Creates a key with the same settings. The old key expires after `grace`, or at its expiry if that is sooner.
-    Request queues use the new key immediately. Raises Conflict if the key is revoked or has expired."""
+    """Creates a key with the same settings, which shares the old one's budget. The old key expires after `grace`, or at
+    its expiry if that is sooner. Request queues use the new key immediately. Raises Conflict if the key is revoked or
+    has expired."""
     policy = _lock_policy()
     old = _lock_unrevoked_key(prefix)
     if old.state_at(now) is KeyState.EXPIRED:
         raise Conflict(f"key sw_{prefix} has expired; create another one")
     copied = ("name", "tenant", "deployments", "serving_class", "expires_at", "allowed_origins", *LIMITS)
-    new = _issue_key(created_by=actor, created_at=now, **{column: getattr(old, column) for column in copied})
+    columns = {column: getattr(old, column) for column in copied}
+    new = _issue_key(created_by=actor, created_at=now, first_prefix=old.budget_key, **columns)
     ends_at = now + grace
     old.expires_at = min(ends_at, old.expires_at) if old.expires_at else ends_at
     old.save(update_fields=["expires_at"])

@@ -193,6 +193,7 @@ class Migration(migrations.Migration):
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
                 ('prefix', models.CharField(max_length=16, unique=True)),
                 ('digest', models.CharField(max_length=64)),
+                ('first_prefix', models.CharField(blank=True, db_index=True, max_length=16)),
                 ('name', models.CharField(max_length=96)),
                 ('tenant', models.CharField(db_index=True, max_length=64)),
                 ('deployments', models.JSONField(blank=True, default=list)),

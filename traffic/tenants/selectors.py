@@ -74,7 +74,7 @@ def application_with(key: ApplicationKey, now: datetime) -> Application:
         deployments=tuple(key.deployments),
         requests_per_min=key.requests_per_min,
         max_concurrent=key.max_concurrent,
-        over_quota=Budget.objects.filter(Q(tenant=key.tenant) | Q(key=key.prefix), stopped=True).exists(),
+        over_quota=Budget.objects.filter(Q(tenant=key.tenant) | Q(key=key.budget_key), stopped=True).exists(),
     )
 
 

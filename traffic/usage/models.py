@@ -318,8 +318,8 @@ def default_alert_at() -> list[int]:
 class Budget(models.Model):
     """A monthly (UTC) limit on the usage of a tenant or of one key, or on the cost of a deployment's machines; with
     none of them, on all machines including spares. US dollars of a tenant or key are charges for tokens, those of
-    machines their cost. `month`, `level` and `stopped` are the last announced state. `stopped`: the key, or all keys of
-    the tenant, are refused."""
+    machines their cost. `key`: the first of a key's rotations; all keys that replaced it share the limit. `month`,
+    `level` and `stopped` are the last announced state. `stopped`: the key, or all keys of the tenant, are refused."""
 
     tenant = models.CharField(max_length=64, blank=True)
     key = models.CharField(max_length=16, blank=True)

@@ -17,6 +17,7 @@ from fleet.capacity.planning.rates import OF_TOKENS, Rates, Source
 from fleet.cells.models import CellMember
 from fleet.faults.planning.report import TenantImpact
 from fleet.regions.models import Rate
+from traffic.keys.models import ApplicationKey
 from traffic.usage.models import AMOUNTS, COUNTS, Budget, CellHour, CostShare, TokenFit, UsageDay, UsageHour, UsageMonth
 from traffic.usage.planning.counting import BudgetUnit, describe_use, month_of, used_percent
 from traffic.usage.planning.figures import (
@@ -386,12 +387,18 @@ class MonthUse:
 
     @cached_property
     def _keys(self) -> dict[str, tuple[Decimal, Decimal]]:
-        """Of keys with a budget. Hours are kept for longer than a month."""
+        """Of keys with a budget, by the first key of their rotations. Hours are kept for longer than a month."""
         began = datetime(self.month.year, self.month.month, 1, tzinfo=UTC)
-        hours = UsageHour.objects.filter(key__in=Budget.objects.exclude(key="").values("key"), hour__gte=began)
+        limited = Budget.objects.exclude(key="").values("key")
+        replaced = ApplicationKey.objects.filter(first_prefix__in=limited)
+        first = dict(replaced.values_list("prefix", "first_prefix"))
+        hours = UsageHour.objects.filter(Q(key__in=limited) | Q(key__in=list(first)), hour__gte=began)
         tokens = Sum(F("prompt_tokens") + F("completion_tokens"))
-        found = hours.order_by().values_list("key").annotate(tokens=tokens, charged=Sum("charged"))
-        return {key: (Decimal(tokens), charged) for key, tokens, charged in found}
+        used: dict[str, tuple[Decimal, Decimal]] = {}
+        for key, more, charged in hours.order_by().values_list("key").annotate(tokens=tokens, charged=Sum("charged")):
+            before = used.get(first.get(key, key), (Decimal(0), Decimal(0)))
+            used[first.get(key, key)] = (before[0] + more, before[1] + charged)
+        return used
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.keys.services import key_create
+from traffic.keys.services import key_create, key_rotate
 from traffic.routing.models import RoutingTable
 from traffic.routing.selectors import table_for_ingresses
 from traffic.routing.services.ingresses import ingress_create
@@ -217,6 +217,26 @@ def test_a_key_over_its_spend_limit_is_refused_and_others_of_its_tenant_are_not(
     assert Incident.objects.filter(kind="budget", state="open").get().evidence["key"] == key.key.prefix
     budget_delete(budget_id=budget.pk, actor="ann", now=NOW)
     assert published(NOW).keys_over_quota == ()
+
+
+def test_rotated_keys_share_the_budget_and_what_was_spent() -> None:
+    rows.deployment()
+    ingress_create(region=rows.region(), address="127.0.0.1", port=8080, now=NOW)
+    first = key_create(name="a", tenant="rufus", actor="ann", now=NOW)
+    a_budget(tenant="", key=first.key.prefix, unit="usd", limit=Decimal(5))
+    second = key_rotate(prefix=first.key.prefix, actor="ann", now=NOW)
+    third = key_rotate(prefix=second.key.prefix, actor="ann", now=NOW)
+    spent_by(first.key.prefix, "3")
+    spent_by(third.key.prefix, "1.99")
+    budgets_follow(now=NOW)
+    assert published(NOW).keys_over_quota == ()
+    spent_by(second.key.prefix, "0.01")
+    budgets_follow(now=NOW)
+    line = [new.key.prefix for new in (first, second, third)]
+    assert published(NOW).keys_over_quota == tuple(sorted(line))
+    assert all(application_of(f"Bearer {new.text}", NOW).over_quota for new in (first, second, third))
+    with pytest.raises(Conflict, match="exists already"):
+        a_budget(tenant="", key=third.key.prefix, unit="usd", limit=Decimal(50))
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ def key_find(prefix: str, now: datetime) -> KeyDetail | None:
         effect=revoking_effect(
             ingresses=ingresses_with_keys().count(), requests_24h=key.requests_24h, last_used_at=key.last_used_at
         ),
-        budgets=tuple(budget_views(now, Q(key=prefix) | Q(tenant=key.tenant))),
+        budgets=tuple(budget_views(now, Q(key=key.budget_key) | Q(tenant=key.tenant))),
         charged=spent["charged"],
         machine_cost=spent["machines"],
     )

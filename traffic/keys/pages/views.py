@@ -70,7 +70,7 @@ FORM_FIELDS = ("name", "tenant", "serving_class", *LIMITS, "expires_at")
 LIMIT_EFFECT = "Ingresses apply it within seconds. 0 means no limit. Each region counts separately."
 ORIGINS_EFFECT = "Pages of these origins may use the key from a browser, where their users can read it."
 ROTATE_EFFECT = (
-    "A new key with the same limits is shown once, without this one's spend limit. This one expires within 24 hours."
+    "A new key with the same limits is shown once. Both share the spend limit. This one expires within 24 hours."
 )
 SPEND_EFFECT = (
     "Counts charges for tokens from the first of the month (UTC). 50, 80 and 100 per cent open an incident. "
@@ -193,7 +193,7 @@ def _origin_fields(key: ApplicationKey) -> tuple[Field, ...]:
 
 def _set_spend_limit(form: Submission, key: ApplicationKey) -> None:
     """Creates, changes or removes the key's budget in US dollars."""
-    there = Budget.objects.filter(key=key.prefix, unit=BudgetUnit.USD.value).first()
+    there = Budget.objects.filter(key=key.budget_key, unit=BudgetUnit.USD.value).first()
     if not form.text("limit"):
         if there is not None:
             budget_delete(budget_id=there.pk, actor=form.actor, now=form.now)

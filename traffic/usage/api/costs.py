@@ -3,6 +3,7 @@ budgets. Decides nothing; selectors and services do."""
 
 from typing import Any
 
+from django.db.models import QuerySet
 from django.http import HttpResponseBase
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema, extend_schema_serializer
@@ -18,6 +19,7 @@ from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
 from traffic.keys.api import TENANT
+from traffic.keys.models import ApplicationKey
 from traffic.usage.api.usage import (
     DEFAULT_ROWS,
     TablesViewSet,
@@ -284,7 +286,10 @@ UNITS = [unit.value for unit in BudgetUnit]
 OF_MACHINES = "Deployment of a machine budget; with neither tenant nor deployment, all machines including spares."
 
 
-OF_KEY = "Prefix of the key that it limits: the part between `sw_` and the second `_`."
+OF_KEY = (
+    "Prefix of the key that it limits: the part between `sw_` and the second `_`. Keys that replace it by rotation "
+    "share the budget, which names the first one."
+)
 
 
 class BudgetSerializer(serializers.ModelSerializer[Budget]):
@@ -358,10 +363,14 @@ class CreateBudgetSerializer(ChangeBudgetSerializer):
 
 class BudgetFilter(filters.FilterSet):
     tenant = filters.CharFilter()
-    key = filters.CharFilter()
+    key = filters.CharFilter(method="of_key", help_text="Also finds the budget that a rotated key shares.")
     deployment = filters.CharFilter()
     unit = filters.ChoiceFilter(choices=[(unit, unit) for unit in UNITS])
     stopped = filters.BooleanFilter()
+
+    def of_key(self, rows: QuerySet[Budget], name: str, prefix: str) -> QuerySet[Budget]:
+        key = ApplicationKey.objects.filter(prefix=prefix).first()
+        return rows.filter(key=key.budget_key if key else prefix)
 
 
 class BudgetViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Budget]):

@@ -37,9 +37,9 @@ def budget_create(
 ) -> Budget:
     """Creates a budget for a tenant, a key, a deployment's machines, or all machines, from this month on. Raises
     InvalidInput if the budget is invalid, or the key or deployment does not exist. Raises Conflict if there is one in
-    this unit."""
+    this unit. A rotated key's budget names the first key."""
     row = Budget(
-        tenant=tenant, key=key, deployment=deployment, unit=unit, actor=actor[:64], changed_at=now,
+        tenant=tenant, key=_budget_key(key), deployment=deployment, unit=unit, actor=actor[:64], changed_at=now,
         month=month_of(now), **columns,
     )  # fmt: skip
     _check_subject(row)
@@ -136,13 +136,20 @@ def _check_subject(row: Budget) -> None:
     if sum(map(bool, (row.tenant, row.key, row.deployment))) > 1:
         message = "a budget is for a tenant, for a key or for a deployment: give only one of them"
         raise InvalidInput(field="deployment" if row.deployment else "key", rule="budget", message=message)
-    if row.key and not ApplicationKey.objects.filter(prefix=row.key, revoked_at=None).exists():
-        message = f"unknown or revoked key {row.key!r}; name it by the part between sw_ and the second _"
-        raise InvalidInput(field="key", rule="exists", message=message)
     if row.deployment and not Deployment.objects.filter(name=row.deployment).exists():
         there = ", ".join(Deployment.objects.order_by("name").values_list("name", flat=True)) or "none"
         message = f"unknown deployment {row.deployment!r}; known: {there}"
         raise InvalidInput(field="deployment", rule="exists", message=message)
+
+
+def _budget_key(prefix: str) -> str:
+    if not prefix:
+        return ""
+    key = ApplicationKey.objects.filter(prefix=prefix, revoked_at=None).first()
+    if key is None:
+        message = f"unknown or revoked key {prefix!r}; name it by the part between sw_ and the second _"
+        raise InvalidInput(field="key", rule="exists", message=message)
+    return key.budget_key
 
 
 def _check_rules(row: Budget) -> None:
