@@ -50,11 +50,19 @@ class ApprovalRequest:
 
 
 _actions: dict[str, FleetAction] = {}
+RequestListener = Callable[[Approval], None]
+_listeners: list[RequestListener] = []
 
 
 def fleet_action_register(action: FleetAction) -> None:
     """Registers an action. Called once per action when its app is ready."""
     _actions[action.name] = action
+
+
+def approval_listen(listener: RequestListener) -> None:
+    """Registers a function that is called with each new request, in its transaction. Called once when its app is
+    ready."""
+    _listeners.append(listener)
 
 
 def fleet_actions() -> tuple[FleetAction, ...]:
@@ -86,6 +94,8 @@ def approval_request(name: str, request: ApprovalRequest) -> Approval:
         expires_at=request.now + WAITS,
     )
     _event(row, "requested", f"{request.actor} requests approval: {request.summary}", request.actor, request.now)
+    for listener in _listeners:
+        listener(row)
     return row
 
 

@@ -59,6 +59,8 @@ def rollout_change(decision: ChangeRollout, *, now: datetime) -> None:
         rollout_save(rollout, to=decision.to, reason=decision.reason, now=now, moved=moved)
         if moved or decision.failed:
             rollout_event(rollout, actor="switchyard", now=now, detail=_event_detail(decision))
+        if decision.to is RolloutState.PAUSED and decision.seen is not RolloutState.PAUSED:
+            _notify_waiting(rollout, now)
 
 
 def rollout_locked(rollout_id: int) -> Rollout:
@@ -97,6 +99,22 @@ def rollout_event(rollout: Rollout, *, actor: str, now: datetime, detail: dict[s
         detail={"rollout": rollout.pk, "stage": rollout.stage, **(detail or {})},
     )
     webhooks_notify(event=WebhookEvent.ROLLOUT_CHANGED, body=rollout_body(rollout, actor), now=now)
+
+
+def _notify_waiting(rollout: Rollout, now: datetime) -> None:
+    """Announces once that a paused rollout waits for a person. A pause by an operator is not announced."""
+    body = {
+        "waiting": "rollout",
+        "id": rollout.pk,
+        "summary": f"{rollout.deployment_id} to {rollout.to_version.reference} is paused",
+        "reason": rollout.reason,
+        "deployment": rollout.deployment_id,
+        "region": "",
+        "actor": "switchyard",
+        "since": rollout.state_since.isoformat(),
+        "until": None,
+    }
+    webhooks_notify(event=WebhookEvent.DECISION_NEEDED, body=body, now=now)
 
 
 def rollout_body(rollout: Rollout, actor: str) -> dict[str, Any]:

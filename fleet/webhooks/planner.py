@@ -41,6 +41,7 @@ class WebhookEvent(StrEnum):
     INCIDENT_OPENED = "incident.opened"
     INCIDENT_CLOSED = "incident.closed"
     ROLLOUT_CHANGED = "rollout.changed"
+    DECISION_NEEDED = "decision.needed"
     BATCH_COMPLETED = "batch.completed"
     BATCH_FAILED = "batch.failed"
     BATCH_EXPIRED = "batch.expired"
@@ -216,6 +217,10 @@ BATCH_TONES: dict[str, Tone] = {
 }
 
 
+DECISION_PAGES = {"approval": "/settings/approvals/", "rollout": "/rollouts/{id}/"}
+"""Page of each kind of object that waits for a person."""
+
+
 class WebhookFormat(StrEnum):
     JSON = "json"
     SLACK = "slack"
@@ -256,6 +261,11 @@ def _message_parts(event: str, data: Mapping[str, Any]) -> tuple[str, str, Tone,
             title = f"Rollout of {data.get('deployment')} to {data.get('to_version')}: {state.replace('_', ' ')}"
             text = str(data.get("reason") or data.get("verdict") or "")
             return title, text, ROLLOUT_TONES.get(state, Tone.MOVING), f"/rollouts/{data.get('id')}/"
+        case WebhookEvent.DECISION_NEEDED:
+            kind = str(data.get("waiting", ""))
+            path = DECISION_PAGES.get(kind, "/").format(id=data.get("id"))
+            title = f"{kind.capitalize()} {data.get('id')} waits for a person: {data.get('summary')}"
+            return title[:LONGEST_TEXT], str(data.get("reason", "")), Tone.WARN, path
         case _ if event in BATCH_TONES:
             title = f"Batch {data.get('id')} of {data.get('tenant') or 'no tenant'}: {event.partition('.')[2]}"
             text = f"{data.get('completed')} of {data.get('lines')} lines answered, {data.get('failed')} failed"

@@ -22,6 +22,7 @@ from django.db import transaction
 from django.db.models import CharField, F, Func, Min, Q, QuerySet, Value
 from django.db.models.functions import Cast, Coalesce
 
+from accounts.models import Approval
 from fleet.webhooks.models import Webhook, WebhookDelivery
 from fleet.webhooks.planner import (
     DeliveryState,
@@ -56,6 +57,22 @@ def webhooks_notify(*, event: str, body: dict[str, Any], now: datetime) -> None:
     subscribed = [hook for hook in Webhook.objects.filter(enabled=True) if is_subscribed(hook.events, event)]
     for hook in subscribed:
         delivery_create(webhook=hook, event=event, body=body, now=now)
+
+
+def approval_notify(approval: Approval) -> None:
+    """Announces a request for approval, in the transaction that creates it."""
+    body = {
+        "waiting": "approval",
+        "id": approval.pk,
+        "summary": approval.summary,
+        "reason": approval.why,
+        "deployment": approval.deployment,
+        "region": approval.region,
+        "actor": approval.requested_by,
+        "since": approval.requested_at.isoformat(),
+        "until": approval.expires_at.isoformat(),
+    }
+    webhooks_notify(event=WebhookEvent.DECISION_NEEDED, body=body, now=approval.requested_at)
 
 
 def delivery_create(*, webhook: Webhook, event: str, body: dict[str, Any], now: datetime) -> WebhookDelivery:

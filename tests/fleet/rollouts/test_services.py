@@ -21,6 +21,8 @@ from fleet.rollouts.services import (
     rollout_skip_bake,
     rollout_start,
 )
+from fleet.webhooks.models import WebhookDelivery
+from fleet.webhooks.services import webhook_create
 from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
 from kernel.transitions import StaleDecision
@@ -148,6 +150,17 @@ def test_a_change_that_is_not_allowed_is_refused() -> None:
     change(rollout, RolloutState.ROLLING_BACK)
     with pytest.raises(ValueError, match="cannot go from rolling_back to running"):
         change(rollout, RUNNING)
+
+
+def test_a_pause_by_the_planner_is_announced_once_and_one_by_a_person_never() -> None:
+    webhook_create(name="pager", url="https://p.example/x", events=["decision.needed"], actor="ann", now=NOW)
+    rollout = start()
+    act(rollout_pause, rollout)
+    act(rollout_resume, rollout)
+    change(rollout, PAUSED, reason="2 cells failed")
+    change(rollout, PAUSED, reason="3 cells failed")
+    sent = WebhookDelivery.objects.get()
+    assert (sent.event, sent.body["waiting"], sent.body["reason"]) == ("decision.needed", "rollout", "2 cells failed")
 
 
 def test_a_rollout_is_paused_and_resumed_with_the_operators_words() -> None:

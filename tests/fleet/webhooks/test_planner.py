@@ -172,6 +172,15 @@ def test_a_rollout_says_its_state_and_why(state: str) -> None:
     assert content["text"] == "asked"
 
 
+@pytest.mark.parametrize(
+    ("kind", "path"), [("rollout", "/rollouts/3/"), ("approval", "/settings/approvals/"), ("?", "/")]
+)
+def test_a_needed_decision_leads_to_the_page_with_its_buttons(kind: str, path: str) -> None:
+    content = rendered("decision.needed", waiting=kind, id=3, summary="scale d to 0", reason="night")
+    assert content["title"].endswith(f"{kind.capitalize()} 3 waits for a person: scale d to 0")
+    assert (content["text"], content["title_link"]) == ("night", f"https://sw.example{path}")
+
+
 def test_a_test_and_an_endless_text_are_fine_too() -> None:
     assert "reach this channel" in rendered("test", asked_by="ada")["title"]
     assert len(rendered("incident.opened", **{**INCIDENT, "summary": 9000 * "x"})["text"]) == LONGEST_TEXT

@@ -11,6 +11,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 from asgiref.sync import async_to_sync
 
+from accounts.services.approval import ApprovalRequest, approval_reject, approval_request
 from fleet.faults.services.incidents import incident_open, incidents_close
 from fleet.webhooks.models import Webhook, WebhookDelivery
 from fleet.webhooks.planner import WebhookSettings, parse_networks, signature
@@ -56,6 +57,17 @@ def test_an_incident_is_told_when_it_opens_and_when_it_closes(server: Receiver) 
     }
     assert {one["data"]["evidence"]["score"] for one in delivered} == {0.5}
     assert deliveries_send(now=NOW + timedelta(hours=1), settings=HERE) == 0
+
+
+def test_a_request_for_approval_is_announced_once_and_without_secrets() -> None:
+    request = ApprovalRequest("make ann an admin", {}, "ada", NOW, "on call", secrets={"password": "hash"})
+    row = approval_request("change-accounts", request)
+    sent = WebhookDelivery.objects.get()
+    assert (sent.event, sent.body["id"], sent.body["summary"]) == ("decision.needed", row.pk, "make ann an admin")
+    assert (sent.body["actor"], sent.body["reason"]) == ("ada", "on call")
+    assert "hash" not in str(sent.body)
+    approval_reject(approval_id=row.pk, actor="ada", now=NOW)
+    assert WebhookDelivery.objects.count() == 1
 
 
 def test_a_message_is_signed_with_its_time(server: Receiver) -> None:
