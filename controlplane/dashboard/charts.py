@@ -82,7 +82,8 @@ class Chart:
 
     `start` is the time of the first value of every series, `step_s` the seconds between values. `threshold` is an
     objective: a horizontal line, or a label if it is off the scale. `from_zero` False: the axis begins at the smallest
-    value. Raises ValueError for more than `MOST_SERIES` series, or series of different lengths."""
+    value. `markers` None: not loaded, which a test of all pages refuses (`dashboard.events.marked`). Raises ValueError
+    for more than `MOST_SERIES` series, or series of different lengths."""
 
     name: str
     title: str
@@ -93,7 +94,7 @@ class Chart:
     bands: tuple[Band, ...] = ()
     threshold: float | None = None
     decimals: int = 1
-    markers: tuple[Marker, ...] = ()
+    markers: tuple[Marker, ...] | None = None
     from_zero: bool = True
 
     def __post_init__(self) -> None:
@@ -105,6 +106,11 @@ class Chart:
     @property
     def is_empty(self) -> bool:
         return all(value is None for series in self.series for value in series.values)
+
+    @property
+    def end(self) -> datetime:
+        """End of the period of the last value."""
+        return self._at(max((len(series.values) for series in self.series), default=1))
 
     @property
     def figure(self) -> str:
@@ -144,8 +150,9 @@ class Chart:
         }
 
     def _layout(self) -> dict[str, Any]:
-        end = self._at(max((len(series.values) for series in self.series), default=1) - 1)
-        markers = [marker for marker in self.markers if self.start <= marker.at <= end]
+        end = self.end - timedelta(seconds=self.step_s)
+        found = (marker for marker in self.markers or () if self.start <= marker.at <= self.end)
+        markers = [replace(marker, at=min(marker.at, end)) for marker in found]
         shapes = [*(_band(band, end) for band in self.bands), *(_line_at(marker) for marker in markers)]
         labels = [*(_label(band) for band in self.bands if self._is_wide(band, end)), *map(_flag, markers)]
         if self.threshold is not None and self.is_threshold_near:

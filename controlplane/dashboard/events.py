@@ -1,7 +1,7 @@
 """Pages of events and audit records, newest first, paged by ID, so that new rows never shift a page. Reads only."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,7 +10,7 @@ from django.urls import reverse
 
 from audit.models import AuditRecord, Outcome
 from audit.selectors import AuditQuery, audit_actions, audit_records
-from controlplane.dashboard.charts import Marker
+from controlplane.dashboard.charts import Chart, Marker, with_markers
 from controlplane.dashboard.choices import choose
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from controlplane.dashboard.lists import Column, List
@@ -149,6 +149,15 @@ def chart_markers(
         for name, reason, at in shifts.order_by("-id").values_list("deployment_id", "reason", "at")[:MARKERS_OF_A_KIND]
     ]
     return tuple(sorted(markers, key=lambda marker: marker.at))
+
+
+def marked(charts: Iterable[Chart], *, deployment: str = "", region: str = "") -> tuple[Chart, ...]:
+    """The charts with the markers of their whole period, as `chart_markers`. Without charts it makes no query."""
+    found = tuple(charts)
+    if not found:
+        return ()
+    span = TimeRange("", min(chart.start for chart in found), max(chart.end for chart in found))
+    return with_markers(found, chart_markers(span, deployment=deployment, region=region))
 
 
 def event_kinds() -> list[str]:

@@ -3,10 +3,11 @@ handovers, and forecasts next to the actual load. Reads only."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime, timedelta
 
 from controlplane.dashboard.charts import Band, Chart, Series
+from controlplane.dashboard.events import marked
 from engine_agent.protocol.load_messages import HandoverLoad
 from engine_agent.protocol.states import CellRole
 from fleet.autoscaling.models import RoleState, ScalingDecision, ScalingState, ScalingSwitch
@@ -188,11 +189,10 @@ def forecasts_of(deployment: str, now: datetime) -> Forecasts:
     said: dict[int, list[ForecastRecord]] = {}
     for record in records:
         said.setdefault(record.series_id, []).append(record)
-    return Forecasts(
-        deployment,
-        tuple(_forecast_row(row, loads, said.get(row.pk, []), now) for row in shown),
-        len(ordered) - len(shown),
-    )
+    rows = tuple(_forecast_row(row, loads, said.get(row.pk, []), now) for row in shown)
+    charts = marked((row.chart for row in rows), deployment=deployment)
+    marked_rows = tuple(replace(row, chart=chart) for row, chart in zip(rows, charts, strict=True))
+    return Forecasts(deployment, marked_rows, len(ordered) - len(shown))
 
 
 def _forecast_row(

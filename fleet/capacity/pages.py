@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Series
+from controlplane.dashboard.events import marked
 from fleet.autoscaling.selectors import newest_plan, planned_place_cells, scaling_switch
 from fleet.capacity.models import DayPlan, DayPlanPlace
 from fleet.capacity.planning.view import FRESH_S
@@ -64,7 +65,7 @@ def day_plan_view(*, deployment: str, region: str, now: datetime) -> DayPlanView
     return DayPlanView(
         plan,
         is_old=(now - plan.at).total_seconds() >= FRESH_S,
-        charts=_charts(plan, list(places), region),
+        charts=marked(_charts(plan, list(places), region), deployment=deployment, region=region),
         orders=_plan_rows(plan, plan.orders, wanted),
         lacks=_plan_rows(plan, plan.lacks, wanted),
         warm=tuple(

@@ -129,7 +129,7 @@ def load_charts(
     *,
     span: TimeRange,
     now: datetime,
-    markers: tuple[Marker, ...] = (),
+    markers: tuple[Marker, ...],
     ttft_objective_ms: float | None = None,
 ) -> Charts:
     """Charts of a subject's load, in one query."""
@@ -245,7 +245,7 @@ MEMBER_CHARTS = (
 )
 
 
-def use_charts(subject: str, *, span: TimeRange, now: datetime, markers: tuple[Marker, ...] = ()) -> Charts:
+def use_charts(subject: str, *, span: TimeRange, now: datetime, markers: tuple[Marker, ...]) -> Charts:
     """Charts of the machines and devices of a subject, in one query."""
     use = node_series([subject], span, now)[subject]
     plots = [
@@ -255,7 +255,7 @@ def use_charts(subject: str, *, span: TimeRange, now: datetime, markers: tuple[M
     return _use_charts("use", use, plots, markers)
 
 
-def member_charts(nodes: Sequence[str], *, span: TimeRange, now: datetime, markers: tuple[Marker, ...] = ()) -> Charts:
+def member_charts(nodes: Sequence[str], *, span: TimeRange, now: datetime, markers: tuple[Marker, ...]) -> Charts:
     """A line for each of the first nodes of a cell, in one query."""
     shown = [node_subject(node) for node in nodes[:MOST_SERIES]]
     if not shown:

@@ -28,6 +28,7 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.charts import Band, Chart, Colour, Series
 from controlplane.dashboard.choices import choose_labelled
+from controlplane.dashboard.events import marked
 from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
 from controlplane.dashboard.lists import Column, List
 from fleet.reconcile.planning.states import choices
@@ -157,7 +158,7 @@ def batch_progress(row: BatchRow) -> BatchProgress:
         Chart("batch-lines", "Lines with an outcome", "lines", began_at, timeline.step_s, lines, bands, decimals=0),
         Chart("batch-rate", "Rate", "lines/s", began_at, timeline.step_s, rates, bands, decimals=2),
     )
-    return BatchProgress(batch.id, charts, has_begun=True)
+    return BatchProgress(batch.id, marked(charts, deployment=batch.model), has_begun=True)
 
 
 CANCELLABLE = frozenset({BatchState.VALIDATING, BatchState.IN_PROGRESS})

@@ -25,9 +25,9 @@ from controlplane.dashboard.actions import (
     action_page_view,
     action_view,
 )
-from controlplane.dashboard.charts import Chart, with_markers
+from controlplane.dashboard.charts import Chart
 from controlplane.dashboard.choices import choose_labelled
-from controlplane.dashboard.events import EventList, chart_markers, rollout_events
+from controlplane.dashboard.events import EventList, marked, rollout_events
 from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
 from controlplane.dashboard.lists import Column, List, ListPage
 from fleet.cells.pages.data import CellSummary, cells_of
@@ -40,8 +40,6 @@ from fleet.rollouts.pages.data import RolloutDetail, RolloutRow, rollout_charts,
 from fleet.rollouts.planning.waves import preview_seconds, preview_stages
 from fleet.rollouts.selectors import (
     ACTIVE,
-    AFTER,
-    BEFORE,
     rollouts_described,
     stage_label,
 )
@@ -56,7 +54,6 @@ from fleet.rollouts.services import (
     rollout_skip_bake,
     rollout_start_or_request,
 )
-from kernel.time_ranges import TimeRange
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.lifecycle import VersionState
 
@@ -123,8 +120,7 @@ def _rollout(request: PageRequest) -> RolloutDetail:
 
 def _rollout_charts(request: PageRequest) -> tuple[Chart, ...]:
     rollout = request.once(_rollout).rollout
-    span = TimeRange("", rollout.created_at - BEFORE, (rollout.ended_at or request.now) + AFTER)
-    return with_markers(rollout_charts(rollout, request.now), chart_markers(span, deployment=rollout.deployment_id))
+    return marked(rollout_charts(rollout, request.now), deployment=rollout.deployment_id)
 
 
 def _rollout_cells(request: PageRequest) -> ListPage[CellSummary]:

@@ -1,10 +1,16 @@
-"""Every page when there is everything: well formed, and with as many queries in a large fleet as in a small one."""
+"""Every page when there is everything: well formed, with as many queries in a large fleet as in a small one, and with
+markers on each of its charts."""
 
+import ast
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
+from django.urls import resolve
 from pytest_django import DjangoDbBlocker
 
+from controlplane.dashboard.charts import Chart
 from tests.controlplane.dashboard.clients import signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
 from tests.controlplane.dashboard.page_urls import FLEET_PAGES
@@ -13,6 +19,10 @@ from tests.rows_of_a_file import rows_of_a_file
 
 pytestmark = pytest.mark.django_db
 
+ROOT = Path(__file__).parents[3]
+PACKAGES = ("controlplane/dashboard", "fleet", "models_registry", "traffic")
+WITH_CHARTS = {"batch-page", "cell", "costs", "deployment", "key", "keys", "node", "region", "traffic", "usage"}
+"""Pages whose charts the rows fill. Benchmarks and speculation have no axis of time, so no markers."""
 MAY_BE_EMPTY = ("/plan/", "/what-if/?factor=1.5", "/nodes/n-000000aa/", "/models/model-0@1/diff/?against=model-0@1")
 
 
@@ -31,8 +41,14 @@ def few(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[d
 @pytest.mark.slow
 def test_a_full_page_is_well_formed_and_has_nothing_inline(few: dict[str, int]) -> None:
     client = signed_in()
+    marked: set[str] = set()
     for url in FLEET_PAGES:
         response = client.get(url)
+        contexts: Any = response.context or ()
+        for chart in (context.get("chart") for context in contexts):
+            if isinstance(chart, Chart):
+                assert chart.markers is not None, f"{chart.name} of {url} has no markers"
+                marked.add(str(resolve(url.partition("?")[0]).url_name))
         assert response.status_code == 200, url
         assert 'class="empty"' not in response.text or url in MAY_BE_EMPTY, url
         page = Reader(response.text)
@@ -40,6 +56,23 @@ def test_a_full_page_is_well_formed_and_has_nothing_inline(few: dict[str, int]) 
         assert sorted(set(page.ids)) == sorted(page.ids), url
         assert "default-src 'self'" in response.headers["Content-Security-Policy"], url
         assert "unsafe" not in response.headers["Content-Security-Policy"], url
+    assert marked >= WITH_CHARTS
+
+
+def test_each_package_that_makes_charts_marks_them() -> None:
+    """Pages without rows draw no chart, so the code is read as well."""
+    makers: dict[Path, set[str]] = {}
+    for path in (file for package in PACKAGES for file in (ROOT / package).rglob("*.py")):
+        calls = {
+            node.func.id
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        }
+        folder = path.parent.parent if path.parent.name == "pages" else path.parent
+        makers.setdefault(folder, set()).update(calls)
+    charted = {folder for folder, calls in makers.items() if "Chart" in calls}
+    assert len(charted) > 5
+    assert [folder for folder in charted if not makers[folder] & {"marked", "with_markers"}] == []
 
 
 @pytest.mark.slow

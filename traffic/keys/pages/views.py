@@ -26,6 +26,7 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.charts import Chart
 from controlplane.dashboard.choices import choose, choose_labelled
+from controlplane.dashboard.events import marked
 from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
 from engine_agent.protocol.states import ServingClass
 from fleet.deployments.models import Deployment
@@ -110,12 +111,12 @@ def _key_usage(request: PageRequest) -> tuple[dict[str, Any], ...]:
 
 
 def _key_chart(request: PageRequest) -> tuple[Chart, ...]:
-    return (key_chart(request.once(_key_detail).row.key.prefix, request.now),)
+    return marked([key_chart(request.once(_key_detail).row.key.prefix, request.now)])
 
 
 def _tenant_chart(request: PageRequest) -> tuple[Chart, ...]:
     chart = tenant_chart(request.now)
-    return (chart,) if chart.series else ()
+    return marked([chart] if chart.series else [])
 
 
 def _tenant_usage(request: PageRequest) -> tuple[dict[str, Any], ...]:

@@ -19,13 +19,11 @@ from controlplane.dashboard.actions import (
     action_view,
     page_target,
 )
-from controlplane.dashboard.charts import with_markers
-from controlplane.dashboard.events import chart_markers
+from controlplane.dashboard.events import marked
 from controlplane.dashboard.fragments import Context, Fragment, Page, PageRequest
 from fleet.deployments.models import Deployment
 from fleet.regions.models import Region
 from kernel.refusals import InvalidInput
-from kernel.time_ranges import last
 from traffic.region_shares.models import TrafficOverride
 from traffic.region_shares.pages.data import (
     SharesForm,
@@ -86,7 +84,7 @@ TRAFFIC = Page(
             "history",
             "Shares over time",
             "dashboard/charts/several.html",
-            lambda request: with_markers(share_charts(request.now), chart_markers(last("6h", request.now))),
+            lambda request: marked(share_charts(request.now)),
         ),
         _fragment("entry", "Entry of all clients", "traffic/routing/entry.html", lambda _: entry_rows()),
         _fragment(

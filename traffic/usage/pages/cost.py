@@ -11,9 +11,9 @@ from urllib.parse import urlencode
 from django.shortcuts import get_object_or_404
 
 from controlplane.dashboard.actions import Submission, action, page_target
-from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series, with_markers
+from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from controlplane.dashboard.choices import choose_deployment, choose_labelled, choose_region
-from controlplane.dashboard.events import chart_markers
+from controlplane.dashboard.events import marked
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from controlplane.dashboard.lists import Column, List, ListPage
 from fleet.capacity.api import SetRateSerializer
@@ -274,7 +274,7 @@ def _cost_list(request: PageRequest) -> List[CostLine]:
 def _costs(request: PageRequest) -> CostView:
     view = request.once(_view)
     page = replace(_cost_list(request).page(request), above=view.has_idle)
-    return replace(view, charts=with_markers(view.charts, chart_markers(request.span)), page=page)
+    return replace(view, charts=marked(view.charts), page=page)
 
 
 def _filter(request: PageRequest) -> Filter:

@@ -13,9 +13,9 @@ from django.db.models import Sum
 from django.shortcuts import get_object_or_404
 
 from controlplane.dashboard.actions import Submission, action, page_target
-from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series, with_markers
+from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from controlplane.dashboard.choices import choose, choose_deployment
-from controlplane.dashboard.events import chart_markers
+from controlplane.dashboard.events import marked
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from controlplane.dashboard.lists import Column, List, ListPage, export_of
 from fleet.deployments.models import Deployment
@@ -304,7 +304,7 @@ def _usage(request: PageRequest) -> UsageView:
     view = request.once(_view)
     return replace(
         view,
-        charts=with_markers(view.charts, chart_markers(request.span)),
+        charts=marked(view.charts),
         tenant_page=TENANT_LIST.page(request),
         deployment_page=DEPLOYMENT_LIST.page(request),
     )
