@@ -320,13 +320,13 @@ EVENTS = Page(
     title="Events",
     fragments=(Fragment("events-list", "", ("events",), "dashboard/events/list.html", _events),),
     narrow=_event_filter,
-    export=EVENT_LIST.export,
+    lists=(EVENT_LIST,),
 )
 AUDIT = Page(
     section="audit",
     title="Audit",
     fragments=(Fragment("audit-list", "", (), "dashboard/audit/list.html", _audit),),
     narrow=_audit_filter,
-    export=AUDIT_LIST.export,
+    lists=(AUDIT_LIST,),
     role=Role.OPERATOR,
 )

@@ -5,7 +5,7 @@ page. Fragments never write."""
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from django.contrib.auth.models import AnonymousUser
@@ -160,12 +160,22 @@ class Past:
     fragments: tuple[Fragment, ...]
 
 
+class Listed(Protocol):
+    """A list of a page (controlplane.dashboard.lists). `prefix`: its parameters in the URL begin with it."""
+
+    @property
+    def prefix(self) -> str: ...
+
+    def export(self, request: PageRequest) -> HttpResponseBase: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """One page. `section` is its navigation entry; `narrow`, if any, loads the choices of its filter. `actions`, if
-    any, loads the `ActionMenu` in the head of its first fragment. `export`: its list as CSV (`?format=csv`). `charts`:
-    it has charts, so it loads Plotly. `ranges`: time ranges that it offers, if any. `role`: the role that may open it.
-    `past`: how it shows itself as it was; without it, `?at=` shows the present with a note.
+    any, loads the `ActionMenu` in the head of its first fragment. `lists`: those that it offers as CSV
+    (`?format=csv&list=PREFIX`, by default the first). `charts`: it has charts, so it loads Plotly. `ranges`: time
+    ranges that it offers, if any. `role`: the role that may open it. `past`: how it shows itself as it was; without
+    it, `?at=` shows the present with a note.
 
     The filter applies to the first fragment. On a page about one object, the first fragment shows the title."""
 
@@ -174,7 +184,7 @@ class Page:
     fragments: tuple[Fragment, ...]
     narrow: Callable[[PageRequest], Filter] | None = None
     actions: Load | None = None
-    export: Callable[[PageRequest], HttpResponseBase] | None = None
+    lists: tuple[Listed, ...] = ()
     charts: bool = False
     ranges: Ranges | None = None
     role: Role = Role.VIEWER
@@ -195,8 +205,9 @@ def page_view(page: Page, shell: Fragment) -> View:
         require(request, page.role)
         caller = Caller(request.user, access_of(request), request.session.session_key or "")
         page_request = PageRequest(key, request.GET, clock.now(), caller, page.ranges or OF_LOAD)
-        if page.export is not None and request.GET.get("format") == "csv":
-            return _only_now(page_request) or page.export(page_request)
+        if page.lists and request.GET.get("format") == "csv":
+            chosen = next((each for each in page.lists if each.prefix == request.GET.get("list", "")), page.lists[0])
+            return _only_now(page_request) or chosen.export(page_request)
         wanted = request.headers.get("HX-Target", "")
         shown = _as_it_was(page, page_request)
         one = next(

@@ -1,17 +1,20 @@
-"""Lists: one declaration for each, with its columns and query. This module sorts by the columns, pages, keeps all of it
-in the URL, and exports the same rows as CSV. Reads only."""
+"""Lists: one declaration for each, with its columns and query. This module searches, filters and sorts by the columns,
+pages, keeps all of it in the URL, and exports the same rows as CSV. Reads only."""
 
 import csv
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import reduce
 from itertools import islice
+from operator import or_
 from typing import Any, Generic, TypeVar
 
-from django.db.models import F, OrderBy, QuerySet
+from django.db.models import F, OrderBy, Q, QuerySet
 from django.http import StreamingHttpResponse
 
-from controlplane.dashboard.fragments import PageRequest
+from controlplane.dashboard.choices import choose
+from controlplane.dashboard.fragments import Choice, PageRequest
 
 Row = TypeVar("Row")
 ROWS_SHOWN = 100
@@ -25,7 +28,8 @@ FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 @dataclass(frozen=True, slots=True)
 class Column(Generic[Row]):
     """One column. `value`: of a row, as exported. `order`: the columns of the query to sort by, () if it cannot be
-    sorted; `is_newest_first`: the first click sorts it in descending order. `css`: its classes."""
+    sorted; `is_newest_first`: the first click sorts it in descending order. `css`: its classes. `choices`: values that
+    the list can be narrowed to; a query compares them with the first column of `order`."""
 
     name: str
     label: str
@@ -34,6 +38,21 @@ class Column(Generic[Row]):
     css: str = ""
     title: str = ""
     is_newest_first: bool = False
+    choices: tuple[str, ...] = ()
+
+
+def plain(
+    path: str, label: str, css: str = "", *, name: str = "", title: str = "", choices: Iterable[str] = ()
+) -> Column[Any]:
+    """A column of the query as it is, such as `user__username`. Numbers and times are sorted in descending order first;
+    `name`: by default the last part of the path."""
+    parts = path.split("__")
+
+    def value(row: Any) -> object:
+        return reduce(lambda found, part: getattr(found, part, None), parts, row)
+
+    name = name or parts[-1].replace("_", "-")
+    return Column(name, label, value, (path,), css, title, "number" in css.split(), tuple(choices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +70,9 @@ class Heading:
 @dataclass(frozen=True, slots=True)
 class ListPage(Generic[Row]):
     """One page of a list. `page`: from 1, or 0 if the list is part of another page; `filtered`: parameters of the URL
-    narrow it. `exports`: it can be downloaded. `prefix`: of its
-    parameters; `found`: the text that it is searched for; `above`: what its template shows besides rows."""
+    narrow it. `exports`: it can be downloaded. `prefix`: of its parameters; `found`: the text that it is searched for;
+    `label`: of the box for that text, "" without one; `choices`: its other filters; `above`: what its template shows
+    besides rows."""
 
     rows: tuple[Row, ...]
     more: bool
@@ -62,25 +82,35 @@ class ListPage(Generic[Row]):
     exports: bool = True
     prefix: str = ""
     found: str = ""
+    label: str = ""
+    choices: tuple[Choice, ...] = ()
     above: object = None
+
+    @property
+    def parameters(self) -> tuple[str, ...]:
+        """Parameters of the URL that its filter sets."""
+        return (f"{self.prefix}q", f"{self.prefix}page", *(choice.name for choice in self.choices))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class List(Generic[Row]):
-    """A list. `query`: the objects that the request's filter leaves; `rows`: their rows, in a constant number of
-    queries. `order`: by which they are sorted without a choice; its last column makes the order unique. `filters`: the
-    parameters that `query` reads. `by_value`: sorts all rows by the values that they show, for short lists whose rows
-    are computed; then `query` may return a sequence that is in order. `prefix`: of `sort` and `page` in the URL, such
-    as `builds-`, for the second list of a page; `parts/find.html` is its filter."""
+    """A list. `query`: the objects that the page's filter leaves; `rows`: their rows, in a constant number of queries.
+    `order`: by which they are sorted without a choice; its last column makes the order unique. `find`: columns of the
+    query in which `q` is searched for; `filters`: other parameters that `query` reads. `by_value`: searches, filters
+    and sorts all rows by the values that they show, for short lists whose rows are computed; then `query` may return a
+    sequence that is in order, and `find` names columns of the list. `prefix`: of its parameters in the URL, such as
+    `builds-`, for a list that shares its page. `above`: loads what its template shows besides rows."""
 
     name: str
     columns: tuple[Column[Row], ...]
     query: Callable[[PageRequest], Any]
     rows: Callable[[Sequence[Any], datetime], Sequence[Row]]
     order: tuple[str, ...]
-    filters: tuple[str, ...] = ("q",)
+    find: tuple[str, ...] = ()
+    filters: tuple[str, ...] = ()
     by_value: bool = False
     prefix: str = ""
+    above: Callable[[PageRequest], object] | None = None
 
     def page(self, request: PageRequest) -> ListPage[Row]:
         number = request.page_of(self.prefix)
@@ -89,11 +119,14 @@ class List(Generic[Row]):
         return ListPage(
             rows=tuple(found[:ROWS_SHOWN]),
             more=len(found) > ROWS_SHOWN,
-            filtered=any(request.text(name) for name in self.filters),
+            filtered=self._is_filtered(request),
             page=number,
             headings=self._headings(request),
             prefix=self.prefix,
             found=request.text(f"{self.prefix}q"),
+            label=f"Find {self.name.replace('-', ' ')}" if self.find else "",
+            choices=tuple(self._choice(column, request) for column in self.columns if column.choices),
+            above=self.above(request) if self.above else None,
         )
 
     def part(self, objects: Sequence[Any], now: datetime, limit: int) -> ListPage[Row]:
@@ -127,18 +160,44 @@ class List(Generic[Row]):
     def _by_value(self, request: PageRequest) -> list[Row]:
         found = self.query(request)
         objects = list((found.order_by(*self.order) if isinstance(found, QuerySet) else found)[:MAX_EXPORTED])
-        rows, (column, is_descending) = list(self.rows(objects, request.now)), self._chosen(request)
+        rows = [row for row in self.rows(objects, request.now) if self._shows(row, request)]
+        column, is_descending = self._chosen(request)
         if column is None:
             return rows
         value = column.value
         known = sorted((row for row in rows if value(row) is not None), key=value, reverse=is_descending)  # type: ignore[arg-type]
         return [*known, *(row for row in rows if value(row) is None)]
 
+    def _shows(self, row: Row, request: PageRequest) -> bool:
+        """Whether search and filters leave a row of a list by value."""
+        text = request.text(f"{self.prefix}q").casefold() if self.find else ""
+        searched = (str(column.value(row)).casefold() for column in self.columns if column.name in self.find)
+        return (not text or any(text in each for each in searched)) and all(
+            str(column.value(row)) == value for column, value in self._chosen_values(request)
+        )
+
     def _sorted(self, request: PageRequest) -> "QuerySet[Any]":
         column, is_descending = self._chosen(request)
         chosen = [] if column is None else [_ordered(name, is_descending) for name in column.order]
         found: QuerySet[Any] = self.query(request)
+        if self.find and (text := request.text(f"{self.prefix}q")):
+            found = found.filter(reduce(or_, (Q(**{f"{name}__icontains": text}) for name in self.find)))
+        for narrowed, value in self._chosen_values(request):
+            found = found.filter(**{narrowed.order[0]: value})
         return found.order_by(*chosen, *self.order)
+
+    def _is_filtered(self, request: PageRequest) -> bool:
+        own = any(request.text(name) for name in (f"{self.prefix}q", *self.filters))
+        return own or bool(self._chosen_values(request))
+
+    def _chosen_values(self, request: PageRequest) -> list[tuple[Column[Row], str]]:
+        """The columns whose filter is in the URL, with the value that their rows have."""
+        chosen = ((each, request.text(f"{self.prefix}{each.name}")) for each in self.columns if each.choices)
+        return [(column, value) for column, value in chosen if value]
+
+    def _choice(self, column: Column[Row], request: PageRequest) -> Choice:
+        name, every = f"{self.prefix}{column.name}", f"every {column.label[:1].lower()}{column.label[1:]}"
+        return replace(choose(request, name, every, column.choices), label=column.label)
 
     def _chosen(self, request: PageRequest) -> tuple[Column[Row] | None, bool]:
         """The column in the URL; unknown names are ignored."""
@@ -156,15 +215,6 @@ class List(Generic[Row]):
 
     def _is_sortable(self, column: Column[Row]) -> bool:
         return self.by_value or bool(column.order)
-
-
-def export_of(*lists: List[Any]) -> Callable[[PageRequest], StreamingHttpResponse]:
-    """The export of a page with several lists: of the one whose prefix is in the URL, else of the first."""
-
-    def export(request: PageRequest) -> StreamingHttpResponse:
-        return next((each for each in lists if each.prefix == request.text("list")), lists[0]).export(request)
-
-    return export
 
 
 class _Echo:

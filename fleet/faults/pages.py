@@ -182,7 +182,7 @@ INCIDENTS = Page(
     title="Incidents",
     fragments=(Fragment("incidents-list", "", ("incidents",), "fleet/faults/list.html", INCIDENT_LIST.page),),
     narrow=_incident_filter,
-    export=INCIDENT_LIST.export,
+    lists=(INCIDENT_LIST,),
 )
 
 

@@ -195,7 +195,7 @@ NODES = Page(
     fragments=(Fragment("nodes-table", "", ("nodes", "cells"), "fleet/nodes/table.html", NODE_LIST.page),),
     narrow=_node_filter,
     past=PAST_NODES,
-    export=NODE_LIST.export,
+    lists=(NODE_LIST,),
 )
 
 

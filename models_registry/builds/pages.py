@@ -2,10 +2,9 @@
 and the uploads under way with the actions that abort them. Decides nothing."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import QuerySet
 from django.http import HttpResponse
 from django.shortcuts import redirect
 from django.urls import reverse
@@ -21,7 +20,7 @@ from controlplane.dashboard.actions import (
     page_target,
 )
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest, found_or_404
-from controlplane.dashboard.lists import Column, List, ListPage
+from controlplane.dashboard.lists import Column, List
 from engine_agent.protocol.engine_builds import BUILD_FILE, BadBuild, BuildFacts, parse_facts
 from kernel.access import Role
 from models_registry.artifacts.planner import size_words
@@ -92,11 +91,6 @@ class UploadList:
     more: bool = False
 
 
-def _listed(request: PageRequest) -> "QuerySet[EngineBuild]":
-    text = request.text("builds-q")
-    return EngineBuild.objects.filter(name__icontains=text) if text else EngineBuild.objects.all()
-
-
 def _rows(builds: Sequence[EngineBuild], now: datetime) -> tuple[BuildRow, ...]:
     uses = uses_by_build()
     return tuple(BuildRow(row, tuple(uses.get(row.name, ()))) for row in builds)
@@ -116,16 +110,12 @@ BUILD_LIST: List[BuildRow] = List(
             "added", "Added", lambda row: row.build.created_at, ("created_at",), "wide number", is_newest_first=True
         ),
     ),
-    query=_listed,
+    query=lambda request: EngineBuild.objects.all(),
     rows=_rows,
     order=("name",),
-    filters=("builds-q",),
+    find=("name",),
+    above=lambda request: EngineBuildUpload.objects.count(),
 )
-
-
-def _list(request: PageRequest) -> ListPage[BuildRow]:
-    """The builds; above them, how many are being uploaded."""
-    return replace(BUILD_LIST.page(request), above=EngineBuildUpload.objects.count())
 
 
 def _find(key: str) -> EngineBuild:
@@ -153,7 +143,9 @@ def _find_upload(key: str) -> EngineBuildUpload:
     return found_or_404(EngineBuildUpload.objects.filter(name=key).first(), f"upload of engine build {key!r}")
 
 
-BUILDS = Fragment("engine-builds", "Engine builds", ("models", "builds"), "models_registry/builds/table.html", _list)
+BUILDS = Fragment(
+    "engine-builds", "Engine builds", ("models", "builds"), "models_registry/builds/table.html", BUILD_LIST.page
+)
 BUILD = Page(
     section="models",
     title="",

@@ -149,7 +149,7 @@ IMPORTS = Page(
     title="Imports",
     fragments=(Fragment("imports-table", "", ("imports",), "models_registry/imports/table.html", IMPORT_LIST.page),),
     narrow=_filter,
-    export=IMPORT_LIST.export,
+    lists=(IMPORT_LIST,),
 )
 IMPORT = Page(
     section="models",

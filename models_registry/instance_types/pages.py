@@ -145,7 +145,7 @@ INSTANCE_TYPES_PAGE = Page(
         Fragment("instance-types-new", "Add a type", (), "models_registry/instance_types/new.html", _form),
     ),
     narrow=_filter,
-    export=TYPE_LIST.export,
+    lists=(TYPE_LIST,),
 )
 INSTANCE_TYPE = Page(
     section="machines",

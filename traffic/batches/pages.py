@@ -188,7 +188,7 @@ BATCHES = Page(
     title="Batches",
     fragments=(Fragment("batches-table", "", ("batches",), "traffic/batches/table.html", BATCH_LIST.page),),
     narrow=_filter,
-    export=BATCH_LIST.export,
+    lists=(BATCH_LIST,),
 )
 
 BATCH = Page(

@@ -29,8 +29,9 @@ from accounts.services.token import token_create_within, token_revoke
 from accounts.services.user import password_change
 from controlplane.dashboard.actions import Submission, action, page_target, refused, secret_shown
 from controlplane.dashboard.fragments import Fragment, Load, Page
-from controlplane.dashboard.lists import List, export_of
+from controlplane.dashboard.lists import List
 from controlplane.dashboard.settings import data as read
+from controlplane.dashboard.settings import lists
 from fleet.faults.api import SetModeSerializer
 from fleet.faults.planning.views import SETTABLE_RULES, Rule, RuleMode
 from fleet.faults.services.watch import fault_rule_set
@@ -51,10 +52,13 @@ def _settings_fragment(name: str, title: str, load: Load, *topics: str) -> Fragm
     return Fragment(f"settings-{name}", title, topics, f"dashboard/settings/{name}.html", load)
 
 
-def _page(title: str, role: Role, *fragments: Fragment, lists: tuple[List[Any], ...] = ()) -> Page:
+def _list_fragment(listed: List[Any], name: str, title: str, *topics: str) -> Fragment:
+    return _settings_fragment(name, title, listed.page, *topics)
+
+
+def _page(title: str, role: Role, *fragments: Fragment, lists: tuple[List[Any], ...]) -> Page:
     tabs = _settings_fragment("tabs", "", lambda request: title)
-    export = export_of(*lists) if lists else None
-    return Page(section="settings", title="Settings", fragments=(tabs, *fragments), role=role, export=export)
+    return Page(section="settings", title="Settings", fragments=(tabs, *fragments), role=role, lists=lists)
 
 
 SETTINGS = _page(
@@ -62,46 +66,50 @@ SETTINGS = _page(
     Role.VIEWER,
     _settings_fragment("me", "You", lambda request: read.own_access(request.caller)),
     _settings_fragment("factors", "Second factor", lambda request: read.factors_view(request.caller)),
-    _settings_fragment("tokens", "API tokens", lambda request: read.tokens_view(request.caller, request.now)),
-    _settings_fragment(
-        "sessions", "Sessions", lambda request: read.session_rows(request.caller, request.now), "sessions"
-    ),
+    _list_fragment(lists.TOKEN_LIST, "tokens", "API tokens"),
+    _list_fragment(lists.SESSION_LIST, "sessions", "Sessions", "sessions"),
+    lists=(lists.TOKEN_LIST, lists.SESSION_LIST),
 )
 USERS = _page(
     "Users",
     Role.ADMIN,
-    _settings_fragment("users", "Users", read.users_page),
-    _settings_fragment("service-accounts", "Service accounts", read.service_accounts_page),
+    _list_fragment(read.USER_LIST, "users", "Users"),
+    _list_fragment(read.SERVICE_ACCOUNT_LIST, "service-accounts", "Service accounts"),
     lists=(read.USER_LIST, read.SERVICE_ACCOUNT_LIST),
 )
 GROUPS = _page(
     "Groups",
     Role.ADMIN,
-    _settings_fragment("groups", "Groups", read.groups_page),
-    _settings_fragment("grants", "Grants for one deployment", lambda request: read.grants_view()),
-    lists=(read.GROUP_LIST,),
+    _list_fragment(read.GROUP_LIST, "groups", "Groups"),
+    _list_fragment(lists.GRANT_LIST, "grants", "Grants for one deployment"),
+    lists=(read.GROUP_LIST, lists.GRANT_LIST),
 )
 APPROVALS = _page(
     "Approvals",
     Role.VIEWER,
-    _settings_fragment("pending", "Pending", lambda request: read.pending_approvals(request.caller), "approvals"),
-    _settings_fragment("approval-rules", "Two-person approval", lambda request: read.approval_rules()),
-    _settings_fragment("decided", "Decided", lambda request: read.past_approvals(), "approvals"),
+    _list_fragment(lists.PENDING_LIST, "pending", "Pending", "approvals"),
+    _list_fragment(lists.APPROVAL_RULE_LIST, "approval-rules", "Two-person approval"),
+    _list_fragment(lists.DECIDED_LIST, "decided", "Decided", "approvals"),
+    lists=(lists.PENDING_LIST, lists.APPROVAL_RULE_LIST, lists.DECIDED_LIST),
 )
 WEBHOOKS = _page(
     "Webhooks",
     Role.VIEWER,
-    _settings_fragment("webhooks", "Webhooks", lambda request: read.webhooks_view()),
-    _settings_fragment("deliveries", "Deliveries", read.DELIVERY_LIST.page, "events"),
-    lists=(read.DELIVERY_LIST,),
+    _list_fragment(lists.WEBHOOK_LIST, "webhooks", "Webhooks"),
+    _list_fragment(read.DELIVERY_LIST, "deliveries", "Deliveries", "events"),
+    lists=(lists.WEBHOOK_LIST, read.DELIVERY_LIST),
 )
 ALLOWANCES = _page(
     "Allowances",
     Role.VIEWER,
-    _settings_fragment("allowances", "Engine options beyond the lists", lambda request: read.allowances_view()),
+    _list_fragment(lists.ALLOWANCE_LIST, "allowances", "Engine options beyond the lists"),
+    lists=(lists.ALLOWANCE_LIST,),
 )
 FAULT_RULES = _page(
-    "Rules", Role.VIEWER, _settings_fragment("fault-rules", "Fault rules", lambda request: read.fault_rules())
+    "Rules",
+    Role.VIEWER,
+    _list_fragment(lists.FAULT_RULE_LIST, "fault-rules", "Fault rules"),
+    lists=(lists.FAULT_RULE_LIST,),
 )
 
 OWN = page_target("settings")

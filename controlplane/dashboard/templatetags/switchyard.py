@@ -74,7 +74,7 @@ def list_query(context: dict[str, Any], body: Any, **changes: object) -> str:
 
 
 @register.simple_tag(takes_context=True)
-def other_parameters(context: dict[str, Any], *names: str) -> list[tuple[str, str]]:
+def other_parameters(context: dict[str, Any], names: tuple[str, ...]) -> list[tuple[str, str]]:
     """The page's parameters but these, for a form that keeps them."""
     return [(name, value) for name, value in context["request"].GET.items() if name not in names]
 

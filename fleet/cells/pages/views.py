@@ -84,7 +84,7 @@ CELLS = Page(
     fragments=(Fragment("cells-table", "", ("cells", "load"), "fleet/cells/table.html", CELL_LIST.page),),
     narrow=_cell_filter,
     past=PAST_CELLS,
-    export=CELL_LIST.export,
+    lists=(CELL_LIST,),
 )
 
 CELL = Page(

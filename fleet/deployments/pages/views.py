@@ -162,7 +162,7 @@ DEPLOYMENTS = Page(
         Fragment("quotas", "Quotas of teams", ("quotas", "cells"), "fleet/quotas/quotas.html", _quotas),
     ),
     narrow=_deployment_filter,
-    export=DEPLOYMENT_LIST.export,
+    lists=(DEPLOYMENT_LIST,),
     past=PAST_DEPLOYMENTS,
 )
 

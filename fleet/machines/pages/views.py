@@ -192,7 +192,7 @@ MACHINES = Page(
         AGENTS,
     ),
     narrow=_machine_filter,
-    export=MACHINE_LIST.export,
+    lists=(MACHINE_LIST,),
 )
 
 

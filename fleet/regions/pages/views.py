@@ -340,7 +340,7 @@ REGIONS = Page(
     title="Regions",
     fragments=(Fragment("regions-table", "", TOPICS, "fleet/regions/table.html", REGION_LIST.page),),
     narrow=lambda request: Filter("Find by name", "q", request.text("q")),
-    export=REGION_LIST.export,
+    lists=(REGION_LIST,),
 )
 
 

@@ -140,7 +140,7 @@ ROLLOUTS = Page(
     title="Rollouts",
     fragments=(Fragment("rollouts-table", "", ("rollouts",), "fleet/rollouts/table.html", ROLLOUT_LIST.page),),
     narrow=_rollout_filter,
-    export=ROLLOUT_LIST.export,
+    lists=(ROLLOUT_LIST,),
 )
 
 ROLLOUT = Page(

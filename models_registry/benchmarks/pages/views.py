@@ -103,7 +103,7 @@ BENCHMARKS = Page(
         ),
     ),
     narrow=_filter,
-    export=BENCHMARK_LIST.export,
+    lists=(BENCHMARK_LIST,),
     charts=True,
 )
 

@@ -18,7 +18,7 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.events import EventList, version_events
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
-from controlplane.dashboard.lists import ListPage, export_of
+from controlplane.dashboard.lists import ListPage
 from models_registry.benchmarks.pages.data import BenchmarksView, SearchesView, model_benchmarks, model_searches
 from models_registry.builds.pages import BUILD_LIST, BUILDS
 from models_registry.compile_caches.pages import VersionCaches, version_caches
@@ -145,7 +145,7 @@ MODELS = Page(
         BUILDS,
     ),
     narrow=_filter,
-    export=export_of(VERSION_LIST, BUILD_LIST),
+    lists=(VERSION_LIST, BUILD_LIST),
 )
 
 MODEL = Page(

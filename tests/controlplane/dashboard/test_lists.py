@@ -328,7 +328,7 @@ def test_deliveries_are_found_and_exported_without_those_of_tenants() -> None:
     WebhookDelivery.objects.create(**own, created_at=NOW, due_at=NOW)
     text = shown("/settings/webhooks/?deliveries-q=INCIDENT", "settings-deliveries")
     assert ("incident.opened" in text, "rollout.ended" in text, "incident.batch" in text) == (True, False, False)
-    assert [line[2] for line in csv_of("/settings/webhooks/?deliveries-sort=event&format=csv")] == [
+    assert [line[2] for line in csv_of("/settings/webhooks/?deliveries-sort=event&list=deliveries-&format=csv")] == [
         "Event", "incident.opened", "rollout.ended",
     ]  # fmt: skip
 

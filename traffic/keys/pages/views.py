@@ -147,7 +147,7 @@ KEYS = Page(
         Fragment("keys-policy", "Key policy", ("keys", "traffic"), "traffic/keys/policy.html", _key_policy_view),
     ),
     narrow=_filter,
-    export=KEY_LIST.export,
+    lists=(KEY_LIST,),
 )
 
 KEY = Page(

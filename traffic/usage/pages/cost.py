@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 from urllib.parse import urlencode
 
+from django.http import StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 
 from controlplane.dashboard.actions import Submission, action, page_target
@@ -271,6 +272,15 @@ def _cost_list(request: PageRequest) -> List[CostLine]:
     )
 
 
+class CostExport:
+    """The costs as CSV; their columns depend on the request."""
+
+    prefix = ""
+
+    def export(self, request: PageRequest) -> StreamingHttpResponse:
+        return _cost_list(request).export(request)
+
+
 def _costs(request: PageRequest) -> CostView:
     view = request.once(_view)
     page = replace(_cost_list(request).page(request), above=view.has_idle)
@@ -311,7 +321,7 @@ COSTS = Page(
         Fragment("rates", "Rates of machines, power and tokens", ("usage",), "traffic/usage/rates.html", _rates),
     ),
     narrow=_filter,
-    export=lambda request: _cost_list(request).export(request),
+    lists=(CostExport(),),
 )
 
 COSTS_PAGE = page_target("costs", "costs")

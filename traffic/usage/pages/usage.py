@@ -17,7 +17,7 @@ from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from controlplane.dashboard.choices import choose, choose_deployment
 from controlplane.dashboard.events import marked
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
-from controlplane.dashboard.lists import Column, List, ListPage, export_of
+from controlplane.dashboard.lists import Column, List, ListPage
 from fleet.deployments.models import Deployment
 from kernel.access import Role
 from kernel.time_ranges import OF_USAGE, TimeRange
@@ -344,7 +344,7 @@ USAGE = Page(
         Fragment("usage-responses", "Kept responses", ("usage",), "traffic/usage/responses.html", _responses),
     ),
     narrow=_filter,
-    export=export_of(TENANT_LIST, DEPLOYMENT_LIST),
+    lists=(TENANT_LIST, DEPLOYMENT_LIST),
 )
 
 USAGE_PAGE = page_target("usage", "usage")
