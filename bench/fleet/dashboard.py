@@ -19,6 +19,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,6 +27,7 @@ from typing import Any
 import httpx
 
 from bench import ROOT, percentile
+from bench.fleet.month import month_seed
 from bench.fleet.own_control_plane import database
 
 PORT = 24180
@@ -69,8 +71,11 @@ def _arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
 def _seed(cells: int, nodes: int) -> None:
     from django.core.management import call_command
 
+    from kernel import clock
+
     call_command("migrate", verbosity=0)
     call_command("seed_scale", cells=cells, nodes=nodes)
+    month_seed(clock.now())
 
 
 def _cookie(number: int) -> str:
@@ -118,19 +123,77 @@ def _urls() -> list[str]:
     of thing."""
     from controlplane.api.urls import urlpatterns as api
     from controlplane.dashboard.urls import urlpatterns as pages
-    from fleet.cells.models import Cell
-    from traffic.keys.models import ApplicationKey
 
     plain = [
         f"/{pattern.pattern}"
         for pattern in pages
         if "<" not in str(pattern.pattern) and pattern.name not in WRITES_OR_LEAVES
     ]
-    cell, key = Cell.objects.filter(state="ready").values_list("pk", flat=True)[0], ApplicationKey.objects.all()[0]
-    things = ["deployments/deployment-01", "rollouts/1", f"cells/{cell}", "nodes/n-00000001", f"keys/{key.prefix}"]
-    things += ["models/model-00", "models/model-00@1", "incidents/1"]
     lists = sorted(f"/api/{path}" for path in _lists(api) if "schema" not in path and "docs" not in path)
-    return plain + [f"/{thing}/" for thing in things] + lists
+    return plain + _things() + lists
+
+
+def _things() -> list[str]:
+    """A page of each kind of thing, with a month behind it where it has one, and pages as they were."""
+    from fleet.cells.models import CellMember
+    from fleet.faults.models import Incident
+    from fleet.recorder.models import RecordedRound
+    from fleet.rollouts.models import Rollout
+    from kernel import clock
+    from models_registry.benchmarks.models import Benchmark
+    from models_registry.imports.models import ModelImport
+    from traffic.batches.models import Batch
+    from traffic.keys.models import ApplicationKey
+
+    deployment = "deployment-01"
+    member = CellMember.objects.filter(cell__state="ready", cell__deployment=deployment, node__id__endswith="1")[0]
+    cell, node, compared = member.cell_id, member.node_id, Benchmark.objects.values_list("pk", flat=True)[:3]
+    paused, ended = (Rollout.objects.filter(ended_at__isnull=still)[0].pk for still in (True, False))
+    open_one, closed = (Incident.objects.filter(state=state)[0].pk for state in ("open", "closed"))
+    things = [
+        f"batches/{Batch.objects.all()[0].pk}",
+        f"benchmarks/{compared[0]}",
+        "builds/build-1",
+        f"cells/{cell}",
+        f"cells/{cell}/logs",
+        *(f"deployments/{deployment}{form}" for form in ("", "/autoscaling", "/scale", "/traffic", "/updates")),
+        f"imports/{ModelImport.objects.all()[0].pk}",
+        f"incidents/{open_one}",
+        f"incidents/{closed}",
+        "instance-types/local.cpu",
+        "invitations/invited1",
+        f"keys/{ApplicationKey.objects.earliest('prefix').prefix}",
+        f"machines/{node.replace('n-', 'm-')}",
+        *("models/model-00", "models/model-00@1", "models/model-00@1/edit"),
+        f"nodes/{node}",
+        "plan/drafts/draft-1",
+        "regions/region-00",
+        *(f"rollouts/{pk}" for pk in (paused, ended)),
+        "runbooks/node-lost",
+        "traffic/evacuate/region-00",
+        *(f"why/{subject}" for subject in (f"cell:{cell}", f"node:{node}", f"deployment:{deployment}")),
+    ]
+    compared_ids = "&".join(f"id={pk}" for pk in compared)
+    between = RecordedRound.objects.filter(inputs__isnull=False)[10].at + timedelta(seconds=1)
+    past, calm = (f"at={at:%Y-%m-%dT%H:%M:%SZ}" for at in (between, clock.now() - timedelta(minutes=5)))
+    filtered = [
+        *(f"?{past}", f"cells/?{past}", f"deployments/?{past}", f"nodes/?{past}", f"?{calm}"),
+        *("?map=temperature", "?map=cost", "?map=version"),
+        f"benchmarks/compare/?{compared_ids}",
+        "cells/?sort=-in-flight&q=region-03",
+        f"deployments/{deployment}/?range=24h",
+        f"events/?subject={cell}",
+        "incidents/?state=all&sort=-opened",
+        "models/model-00@1/diff/?against=model-00@2",
+        "nodes/?sort=-report&page=9",
+        f"rollouts/new/?deployment={deployment}",
+        "search/?q=region-03",
+        f"traffic/shares/?deployment={deployment}&origin=region-00",
+        "usage/costs/?range=30d&group=tenant,class",
+        "usage/?range=30d",
+        "what-if/?factor=1.5",
+    ]
+    return [f"/{thing}/" for thing in things] + [f"/{page}" for page in filtered]
 
 
 def _lists(patterns: Any, prefix: str = "") -> Iterator[str]:

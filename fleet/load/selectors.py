@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
-from django.db.models import F, Q, Sum
+from django.db.models import Avg, F, Q, Sum
 from msgspec import convert, structs
 
 from engine_agent.protocol.load_messages import BatchLoad, CacheLoad, EngineLoad, HandoverLoad, Load, SpeculationLoad
@@ -160,6 +160,15 @@ def node_series(subjects: Sequence[str], span: TimeRange, now: datetime) -> dict
             grids[subject][place] = NodePoint(*gauges, *_node_rates(before.get(subject), at, totals))
         before[subject] = (at, totals)
     return {name: NodeSeries(start, step_s, tuple(points)) for name, points in grids.items()}
+
+
+def node_means(subjects: Sequence[str], span: TimeRange, now: datetime) -> dict[str, dict[str, float | None]]:
+    """Subject -> mean of each gauge over the range, for subjects with a window in it. One query."""
+    step_s = step_of(span, now, NODE_KEPT_S)
+    rows = NodeWindow.objects.filter(subject__name__in=subjects, step_s=step_s, at__gte=span.start, at__lt=span.end)
+    means = {f"mean_{name}": Avg(name) for name in NODE_GAUGES}
+    found = rows.order_by().values_list("subject__name").annotate(**means)
+    return {subject: dict(zip(NODE_GAUGES, gauges, strict=True)) for subject, *gauges in found}
 
 
 def last_node_windows(subjects: Iterable[str], now: datetime) -> dict[str, dict[str, float | None]]:

@@ -50,7 +50,7 @@ class AgentReleaseViewSet(ReadOnlyModelViewSet[AgentRelease]):
     columns = "RELEASE=id, VERSION, PROTOCOL, CURRENT=is_current, RUN BY=agents:count, AGENTS, AGE=created_at:age"
 
     def get_serializer_context(self) -> dict[str, Any]:
-        return {**super().get_serializer_context(), "agents": agents_by_release(clock.now())}
+        return {**super().get_serializer_context(), "agents": agents_by_release()}
 
 
 class AgentMoveSerializer(serializers.ModelSerializer[AgentMove]):

@@ -2,7 +2,6 @@
 cancel one."""
 
 from dataclasses import dataclass
-from datetime import datetime
 
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect
@@ -58,9 +57,9 @@ class AgentList:
     others: tuple[AgentRelease, ...]
 
 
-def agent_list(*, now: datetime) -> AgentList:
+def agent_list() -> AgentList:
     """Releases with their agents, the current one first, and the newest rollout."""
-    running = agents_by_release(now)
+    running = agents_by_release()
     known = sorted(AgentRelease.objects.all(), key=lambda row: not row.is_current)
     shown = [row for row in known if row.is_current or row.id in running or not running][:RELEASES_SHOWN]
     current = next((row.id for row in known if row.is_current), UNKNOWN)
@@ -101,7 +100,7 @@ def _ring_rows(rollout: AgentRollout) -> tuple[RingRow, ...]:
 
 
 def _agents(request: PageRequest) -> AgentList:
-    return agent_list(now=request.now)
+    return agent_list()
 
 
 AGENTS = Fragment("agents", "Agents", ("agents", "nodes", "traffic"), "fleet/releases/agents.html", _agents)

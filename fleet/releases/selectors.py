@@ -1,14 +1,14 @@
 """Reads agents for rollouts and pages: nodes and machines from here, other kinds from registered sources. A fixed
 number of queries. Never writes."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 from django.contrib.postgres.aggregates import ArrayAgg
-from django.db.models import Q, Value
+from django.db.models import Q, QuerySet, Value
 
 from engine_agent.protocol.machine_messages import release_of
 from engine_agent.protocol.states import AgentKind, EngineState
@@ -71,11 +71,21 @@ def rollout_seen(rollout: AgentRollout) -> AgentRolloutView:
     )
 
 
-def agents_by_release(now: datetime) -> dict[str, list[str]]:
-    """Release -> IDs of the agents that run it; "" for agents without one, such as from a checkout."""
+def agents_by_release() -> dict[str, list[str]]:
+    """Release -> IDs of the agents that run it, in order; "" for agents without one, such as from a checkout. Pages
+    show it, so it reads only three columns of a node."""
+    alone: dict[str, tuple[str, str]] = {}
+    for node, provider, version in _joined_nodes().values_list("id", "region__provider", "report__agent_version"):
+        alone[node] = provider, release_of(version)
+    for source in _sources:
+        alone |= {agent.id: (agent.provider, agent.release) for agent in source()}
+    agents = [(name, release) for name, (provider, release) in alone.items() if not has_machine_agent(provider)]
+    for machine in _joined_machines():
+        inner = [alone[name][1] for name in _runs_of(machine) if name in alone]
+        agents.append((machine.id, _common_release(release_of(machine.agent_version), inner)))
     found: dict[str, list[str]] = {}
-    for agent in _agent_views(now, {}):
-        found.setdefault(agent.release, []).append(agent.id)
+    for name, release in sorted(agents):
+        found.setdefault(release, []).append(name)
     return found
 
 
@@ -93,10 +103,14 @@ def releases_named(now: datetime) -> set[str]:
     return (reported | ordered) - {""}
 
 
+def _joined_nodes() -> QuerySet[Node]:
+    joined = Node.objects.exclude(state__in=[NodeState.RETIRED.value, NodeState.JOINING.value])
+    return joined.exclude(report=None).order_by()
+
+
 def _node_agents(now: datetime) -> Iterator[AgentView]:
     """Plain rows: objects of 5,000 nodes with reports and cells would take a second."""
-    joined = Node.objects.exclude(state__in=[NodeState.RETIRED.value, NodeState.JOINING.value])
-    for row in joined.exclude(report=None).order_by().values_list(*_NODE_COLUMNS):
+    for row in _joined_nodes().values_list(*_NODE_COLUMNS):
         node, region, provider, version, connected, changed_at, pid, cell, generation, cell_state, *health = row
         engine = health[0]
         yield AgentView(
@@ -152,7 +166,7 @@ def _machine_agent(machine: Machine, runs: Mapping[str, AgentView], move: AgentM
     """A machine and its nodes or ingress as one agent: they have one release, or none in common. A node that serves
     stands for the others."""
     own = release_of(machine.agent_version)
-    names = [machine.runs] if machine.runs else getattr(machine, "shared", [])
+    names = _runs_of(machine)
     there = [runs[name] for name in names if name in runs]
     inner = max(there, key=lambda agent: agent.serves) if there else None
     tried = move is not None and move.attempt == machine.release_attempt
@@ -169,16 +183,25 @@ def _machine_agent(machine: Machine, runs: Mapping[str, AgentView], move: AgentM
     )
     if inner is None:
         return host
-    other = next((agent.release for agent in there if agent.release != own), own)
     return replace(
         host,
-        release=own if other == own else f"{own or 'none'} and {other or 'none'}",
+        release=_common_release(own, [agent.release for agent in there]),
         connected=machine.connected and all(agent.connected for agent in there),
         unwell=next((agent.unwell for agent in there if agent.unwell), ""),
         unsteady=host.unsteady or any(agent.unsteady for agent in there),
         standing=inner.standing,
         serves_requests=inner.serves,
     )
+
+
+def _runs_of(machine: Machine) -> list[str]:
+    """IDs of its nodes or ingress. Of a machine of `_joined_machines`."""
+    return [machine.runs] if machine.runs else getattr(machine, "shared", [])
+
+
+def _common_release(own: str, inner: Sequence[str]) -> str:
+    other = next((release for release in inner if release != own), own)
+    return own if other == own else f"{own or 'none'} and {other or 'none'}"
 
 
 def _with_last_order(agent: AgentView, row: AgentMove | None) -> AgentView:

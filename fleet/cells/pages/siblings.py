@@ -2,7 +2,7 @@
 means. `fleet.cells.planner.compare_with_siblings` decides which figures stand out."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from statistics import fmean
@@ -11,7 +11,7 @@ from typing import Any
 from fleet.cells.models import Cell, CellMember
 from fleet.cells.pages.data import CellRow
 from fleet.cells.planner import Compared, compare_with_siblings
-from fleet.load.selectors import NodePoint, Point, cell_subject, load_series, node_series, node_subject, step_of
+from fleet.load.selectors import Point, cell_subject, load_series, node_means, node_subject, step_of
 from fleet.reconcile.planning.states import CellState
 from kernel.time_ranges import TimeRange
 
@@ -56,10 +56,10 @@ def siblings_of(row: CellRow, span: TimeRange, now: datetime) -> Siblings:
         members[of].append(node_subject(node))
     step_s = step_of(span, now) if len(names) <= FINE_UP_TO else max(COARSE_S, step_of(span, now))
     loads = load_series([cell_subject(name) for name in (cell.pk, *names)], span, step_s)
-    uses = node_series([node for nodes in members.values() for node in nodes], span, now)
+    uses = node_means([node for nodes in members.values() for node in nodes], span, now)
 
     def figures(name: str) -> dict[str, float | None]:
-        return load_means(loads[cell_subject(name)].points) | use_means([uses[node].points for node in members[name]])
+        return load_means(loads[cell_subject(name)].points) | use_means([uses.get(node, {}) for node in members[name]])
 
     compared = compare_with_siblings(figures(cell.pk), [figures(name) for name in names])
     return Siblings(len(names), alike.count(), compared)
@@ -75,14 +75,10 @@ def load_means(points: Sequence[Point | None]) -> dict[str, float | None]:
     return means
 
 
-def use_means(members: Sequence[Sequence[NodePoint | None]]) -> dict[str, float | None]:
-    """The busiest host, the slowest clock and the hottest device of a cell's members, as means over the windows."""
-    means = [
-        {name: _mean(getattr(point, name) for point in points if point is not None) for name in NODE_EXTREMES}
-        for points in members
-    ]
+def use_means(members: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
+    """The busiest host, the slowest clock and the hottest device of a cell's members, from their means."""
     return {
-        name: extreme((value for mean in means if (value := mean[name]) is not None), default=None)
+        name: extreme((value for mean in members if (value := mean.get(name)) is not None), default=None)
         for name, extreme in NODE_EXTREMES.items()
     }
 

@@ -253,8 +253,18 @@ NODES_DRAWN = 1000
 
 @dataclass(frozen=True, slots=True)
 class Mark:
+    """A node as a square. `text`: its state and role."""
+
     node: Node
     role: str
+
+    @property
+    def tone(self) -> Tone:
+        return Tone.WARN if self.node.cordoned and self.node.tone is Tone.OK else self.node.tone
+
+    @property
+    def text(self) -> str:
+        return f"{self.node.state}{', cordoned' if self.node.cordoned else ''}, {self.role}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,9 +296,13 @@ class RegionTree:
     more: bool
 
 
+_DRAWN_COLUMNS = ("state", "cordoned", "topology", "member__rank", "member__cell__state")
+
+
 def region_tree(region: Region) -> RegionTree:
     live = Node.objects.filter(region=region).exclude(state=NodeState.RETIRED)
-    found = list(live.select_related("member__cell").order_by("topology", "id")[: NODES_DRAWN + 1])
+    drawn = live.select_related("member__cell").only(*_DRAWN_COLUMNS)
+    found = list(drawn.order_by("topology", "id")[: NODES_DRAWN + 1])
     nodes = found[:NODES_DRAWN]
     placed = [(tuple(node.topology), node) for node in nodes if node.topology]
     unknown = _groups([node for node in nodes if not node.topology])

@@ -11,6 +11,7 @@ from fleet.autoscaling.models import RoleState, ScalingDecision, ScalingState
 from fleet.cells.models import Cell
 from fleet.clouds.models import CapacityPool, CloudRegion, ImageMove
 from fleet.deployments.models import Deployment, DeploymentRegion
+from fleet.deployments.planner import UpdatePolicy, policy_as_json
 from fleet.drafts.models import PlanDraft
 from fleet.faults.models import Incident
 from fleet.machines.models import Invitation
@@ -154,7 +155,7 @@ def one_more_of_everything(number: int) -> Cell:
         to_version=version,
         reason="started",
         region_order=[region.name],
-        policy={},
+        policy=policy_as_json(UpdatePolicy()),
         actor="ada",
         created_at=NOW,
         state_since=NOW,

@@ -83,3 +83,26 @@ DETAILS: tuple[str, ...] = (
 )
 """Pages about one thing that `fleets.one_more_of_everything(0)` makes."""
 FLEET_PAGES: tuple[str, ...] = (*LISTS.values(), *FILTERED, *DETAILS)
+FORMS: tuple[str, ...] = (
+    "/batches/new/",
+    "/benchmarks/new/",
+    "/deployments/deployment-0/autoscaling/",
+    "/deployments/deployment-0/scale/",
+    "/deployments/deployment-0/traffic/",
+    "/deployments/deployment-0/updates/",
+    "/keys/new/",
+    "/models/model-0@1/edit/",
+    "/new/deployment/",
+    "/new/model/",
+    "/new/quota/",
+    "/new/region/",
+    "/new/version/",
+    "/nodes/machines/add/",
+    "/plan/drafts/new/",
+    "/settings/second-factor/",
+    "/settings/second-factor/app/",
+    "/settings/second-factor/key/",
+    "/tenant/",
+    "/traffic/evacuate/region-0/?deployment=deployment-0",
+)
+"""Pages with a form, in the fleet of `fleets.one_more_of_everything(0)`."""

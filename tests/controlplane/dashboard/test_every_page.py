@@ -5,7 +5,6 @@ from django.contrib.auth.models import User
 from django.urls import resolve, reverse
 
 from controlplane.dashboard.urls import urlpatterns
-from fleet.deployments.planner import UpdatePolicy, policy_as_json
 from fleet.faults.models import Incident
 from fleet.rollouts.models import Rollout
 from tests.controlplane.dashboard.clients import signed_in
@@ -45,7 +44,6 @@ def test_a_page_about_a_numbered_thing_takes_as_many_queries_in_a_larger_fleet(k
     one_more_of_everything(0)
     things = Rollout.objects.all() if kind == "rollouts" else Incident.objects.all()
     first = things.order_by("pk")[0].pk
-    Rollout.objects.update(policy=policy_as_json(UpdatePolicy()))
     counts = []
     for numbers in (range(1, 3), range(3, 8)):
         for number in numbers:

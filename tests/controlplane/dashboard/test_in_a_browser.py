@@ -15,6 +15,7 @@ from playwright.sync_api import Browser, Page, Route, expect
 
 from fleet.cells.models import Cell
 from fleet.faults.models import Incident
+from fleet.rollouts.models import Rollout
 from kernel import clock, live
 from kernel.transitions import compare_and_set
 from lab.checkpoints import CONFIGS, write_checkpoint
@@ -22,6 +23,8 @@ from models_registry.artifacts.planner import ArtifactLimits, parse_place
 from models_registry.imports.models import ModelImport
 from models_registry.instance_types.services import instance_types_ship
 from models_registry.versions.services.validation import Slice, validations_advance
+from tests.controlplane.dashboard.fleets import STATES, one_more_of_everything
+from tests.controlplane.dashboard.page_urls import DETAILS, FILTERED, FORMS
 from tests.controlplane.dashboard.web import web_process
 from tests.fleet import rows
 from tests.models_registry.imports.jobs import configured_hub, run
@@ -278,6 +281,19 @@ def test_nothing_is_wrong_where_there_is_nothing_to_show(
     for look in JUDGED:
         with subtests.test(f"what opens over a page, {look}"):
             assert troubles_of_overlays(chromium, web, look, session) == []
+
+
+@pytest.mark.long
+def test_nothing_is_wrong_with_a_page_of_anything_in_a_fleet(chromium: Browser, web: str) -> None:
+    """Everything that a page can show, in every state of a cell and in every look."""
+    User.objects.create_superuser("operator", password=PASSWORD)
+    for number, _ in enumerate(STATES):
+        one_more_of_everything(number)
+    numbered = [f"/incidents/{pk}/" for pk in Incident.objects.values_list("pk", flat=True)[:2]]
+    numbered += [f"/rollouts/{pk}/" for pk in Rollout.objects.values_list("pk", flat=True)[:1]]
+    urls = (*LISTS.values(), *FILTERED, *DETAILS, *FORMS, *numbered)
+    pages = [Listed(re.sub(r"\W+", "-", url).strip("-") or "overview", url) for url in urls]
+    assert complaints(chromium, web, signed_in(chromium, web), pages, thorough=True) == {}
 
 
 def signed_in(browser: Browser, url: str) -> object:

@@ -65,7 +65,7 @@ def upgraded(agents: int, state: AgentRolloutState) -> AgentRollout:
 
 def test_a_ring_names_a_few_those_with_trouble_and_those_that_are_awaited_first() -> None:
     upgraded(100, AgentRolloutState.RUNNING)
-    [ring] = agent_list(now=NOW).rings
+    [ring] = agent_list().rings
     assert (ring.count, ring.settled, ring.more) == (100, 99, 100 - NAMES_SHOWN)
     assert [move.agent for move in ring.moves][:3] == ["n-098", "n-099", "n-000"]
     text = fragment(signed_in(), "/machines/", "agents")

@@ -71,7 +71,7 @@ def all_pages(fleet: RunningFleet) -> list[Page]:
 
 def complaints(browser: Browser, url: str, session: Any, pages: list[Page], *, thorough: bool) -> dict[str, list[str]]:
     """Returns problems by page. Each page is opened in one look and changed into others without a reload: all of them
-    if `thorough`, else a second one for the pages of `IN_EVERY_LOOK`.
+    if `thorough`, with axe-core in each, else a second one for the pages of `IN_EVERY_LOOK`.
     """
     tab = Watched(browser, url, LOOKS[0], session)
     found: dict[str, list[str]] = {}
@@ -82,7 +82,7 @@ def complaints(browser: Browser, url: str, session: Any, pages: list[Page], *, t
         wrong: list[str] = []
         for look in looks:
             tab.change(look)
-            barriers = tab.barriers() if look in JUDGED else []
+            barriers = tab.barriers() if thorough or look in JUDGED else []
             wrong += [f"{look}: {each}" for each in tab.trouble() + barriers]
             if SCREENS and (look in JUDGED or page.name in IN_EVERY_LOOK):
                 tab.open(page.path)  # charts react to a change of width with a delay

@@ -53,7 +53,7 @@ class Look:
 LOOKS = (Look("dark", PHONE), Look("light", PHONE), Look("light", DESK), Look("dark", DESK))
 """Each theme at each width, in the order in which an open page is changed."""
 JUDGED = (LOOKS[0], LOOKS[2])
-"""Looks in which axe-core runs: each theme once, and each width once."""
+"""Looks in which axe-core runs by default: each theme once, and each width once."""
 
 
 @contextmanager
