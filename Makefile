@@ -79,7 +79,7 @@ heads: environment ## Train Medusa heads for the demo's smollm2 and measure its 
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.step_cost --model "$$model" --heads "$$heads" --output "$$heads.json"
 
 test: environment-dev ## Run the whole test suite (FAST=1: only pure tests and services).
-	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses $(if $(FAST),2 --fast,5) --no-loadscope-reorder)
+	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses $(if $(FAST),2 --fast,5))
 
 screens: environment-dev ## Open every page in a browser and write screenshots to .cache/screens.
 	SWITCHYARD_SCREENS=$(SWITCHYARD_CACHE)/screens $(VENV) -m pytest tests/scenarios/browser -p no:randomly
@@ -133,7 +133,7 @@ simulate: environment ## Run a scenario on virtual time: make simulate S=rollout
 
 test-all: environment-dev ## Run everything: also tests marked `long`, with new random examples (SEED=… repeats those of a run).
 	@seed=$(or $(SEED),$$(date +%s)); echo "seed $$seed: make test-all SEED=$$seed repeats this run's examples and order"; \
-	exec env SWITCHYARD_FUZZ=500 $(VENV) -m pytest --long --numprocesses 3 --no-loadscope-reorder --randomly-seed $$seed --hypothesis-seed $$seed
+	exec env SWITCHYARD_FUZZ=500 $(VENV) -m pytest --long --numprocesses 3 --randomly-seed $$seed --hypothesis-seed $$seed
 
 conformance: environment-dev ## Third-party clients against the running fleet's ingress: CLIENTS=openai-python,litellm names some, LARGE=1 adds large ones.
 	@exec $(VENV) -m bench conformance --clients '$(CLIENTS)' $(if $(ENGINES),--engines '$(ENGINES)') $(if $(LARGE),--large) $(if $(WRITE),--write '$(WRITE)')

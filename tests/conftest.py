@@ -5,7 +5,6 @@ The servers run in a child process, which the kernel kills with this one, even w
 DATABASE_URL or REDIS_URL is set already, that server is used instead.
 """
 
-import gc
 import os
 import secrets
 import shutil
@@ -23,7 +22,8 @@ import pytest
 from hypothesis.internal.conjecture import providers
 
 from lab.embedded_servers import EmbeddedServers
-from tests.layers import FAST, LAYERS, LONG, RANKS, FilesAndLanes, Spent, layer_of, marks_of
+from tests.layers import FAST, LAYERS, LONG, RANKS, Spent, layer_of, marks_of
+from tests.on_demand import Distribution, WorkerOnDemand, freeze
 from tests.session_guard import holds_within, processes_of
 
 # Images of containers set this. Every worker would rewrite, and every process compile, all that it imports, each time.
@@ -66,6 +66,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.randomly_seed = DEFAULT_SEED
     config.stash[_spent] = Spent()
     config.stash[_left_running] = []
+    _collect_on_demand(config)
     if _only_distributes(config):
         return
     folder = _own_folder(config)
@@ -88,6 +89,16 @@ def _only_distributes(config: pytest.Config) -> bool:
     return bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
 
 
+def _collect_on_demand(config: pytest.Config) -> None:
+    """Over several workers, unless single tests are named: these are collected by all workers."""
+    if any("::" in argument for argument in config.args):
+        return
+    if _only_distributes(config):
+        config.pluginmanager.register(Distribution())
+    elif hasattr(config, "workerinput"):
+        config.pluginmanager.register(WorkerOnDemand(config))
+
+
 def _own_folder(config: pytest.Config) -> Path:
     """Returns the folder of this process and its children. A guard process removes the folder and them afterwards."""
     folder = Path(tempfile.mkdtemp(prefix="sy-tests-"))  # short: a socket's path may have no more than 107 bytes
@@ -105,10 +116,6 @@ def _own_folder(config: pytest.Config) -> Path:
     if config.option.basetemp is None or hasattr(config, "workerinput"):
         config.option.basetemp = folder / "t"
     return folder
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndLanes:
-    return FilesAndLanes(config, log)
 
 
 def _load_django() -> None:
@@ -147,9 +154,7 @@ _REPORTED: list[pytest.TestReport] = []
 
 
 def pytest_collection_finish() -> None:
-    """What was imported lives until the end: a full collection that walks it again takes longer than most tests."""
-    gc.collect()
-    gc.freeze()
+    freeze()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

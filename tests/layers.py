@@ -1,9 +1,9 @@
 """The layers of the suite, from cheap to dear: in which order they run, on which workers, and where the time went.
 
-Over several workers, a file at a time. Tests on the scenarios' fleet have a lane, and those that start single vLLM
-engines another: within it one test follows another, on one worker, because what they start is shared. So have those on
-the cloud of tests, whose EC2 costs each process that has it 0.2 GB and two seconds. Scenarios with a separate fleet
-also have one, so that two fleets do not compete: each needs most of a processor.
+Over several workers, a file at a time (tests/on_demand.py). Tests on the scenarios' fleet have a lane, and those that
+start single vLLM engines another: within it one test follows another, on one worker, because what they start is shared.
+So have those on the cloud of tests, whose EC2 costs each process that has it 0.2 GB and two seconds. Scenarios with a
+separate fleet also have one, so that two fleets do not compete: each needs most of a processor.
 
 The scenarios' lane is the longest and starts first. It waits more than it computes, so that the other workers run
 the rest meanwhile: the pure tests first, which say soonest what is wrong, then the other lanes, and single files last.
@@ -18,7 +18,6 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -43,12 +42,15 @@ def layer_of(item: pytest.Item) -> str:
     return "services" if item.get_closest_marker("django_db") or {"db", "transactional_db"} & fixtures else "pure"
 
 
-class FilesAndLanes(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Gives each worker a file at a time, and each lane to the first worker that is free."""
+def unit_of(file: Path) -> str:
+    """Returns what one worker runs as a whole: a lane, or the file alone."""
+    return next((lane for lane in LANES if lane in marks_of(file)), str(file))
 
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return next((lane for lane in LANES if lane in marks_of(ROOT / file)), file)
+
+def rank_of_file(file: Path) -> int:
+    """By its marks, without importing it: fixtures of a conftest that need the database go unnoticed."""
+    layer = next((layer for layer in reversed(LAYERS) if layer in marks_of(file)), None)
+    return RANKS[layer or ("services" if "django_db" in file.read_text() else "pure")]
 
 
 @cache

@@ -15,11 +15,13 @@ KEY = "arn:aws:kms:us-east-1:123456789012:key/0a1b"
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """A test that judges what all others on the cloud did is none of a run of some of them."""
+    some = [item for item in items if item.get_closest_marker("whole_layer") is not None]
+    if not some:
+        return
     there = {path for path in (ROOT / "tests").rglob("test_*.py") if "cloud" in marks_of(path)}
     asked = config.option
     chosen = asked.keyword or asked.markexpr or any("::" in argument for argument in config.args)
     if chosen or not there <= {item.path for item in items}:
-        some = [item for item in items if item.get_closest_marker("whole_layer") is not None]
         items[:] = [item for item in items if item not in some]
         config.hook.pytest_deselected(items=some)
 
