@@ -6,6 +6,8 @@ from collections.abc import Callable
 from celery import shared_task, signals
 from django.conf import settings
 
+from fleet.autoscaling.planning.recording import AUTOSCALER
+from fleet.recorder.services import Recorder
 from kernel import clock, wake_ups
 from kernel.control_loops import ControlLoop
 from traffic.async_requests.services.queues import refused_messages_trim
@@ -16,8 +18,10 @@ from traffic.demand.services import DemandMeter, demand_trim, forecasts_trim
 from traffic.entry.services import entry_run, entry_targets_follow
 from traffic.files.services.files import file_garbage_collect, stored_files_trim
 from traffic.keys.services import keys_retire, revocations_confirm
+from traffic.region_shares.planning.recording import AUTOPILOT
 from traffic.region_shares.services.autopilot import autopilot_run
 from traffic.responses.services import responses_trim
+from traffic.routing.planning.recording import PUBLICATION
 from traffic.routing.selectors import RoutingCache
 from traffic.routing.services.ingresses import cloud_ingresses_ensure, ingresses_ensure
 from traffic.routing.services.tables import drained_cells_mark, tables_publish
@@ -28,6 +32,7 @@ from traffic.usage.services.token_fit import token_fit_all
 
 log = logging.getLogger(__name__)
 _routing = RoutingCache()
+_recorders = {loop: Recorder(loop) for loop in (AUTOSCALER, AUTOPILOT, PUBLICATION)}
 _meter = DemandMeter()
 _planner = Planner()
 
@@ -35,7 +40,7 @@ _planner = Planner()
 @shared_task(name="traffic.publish", base=ControlLoop)
 def publish() -> bool:
     """Several controllers may run this at the same time; each revision is published once."""
-    tables_publish(now=clock.now(), cache=_routing)
+    tables_publish(now=clock.now(), cache=_routing, recorder=_recorders[PUBLICATION])
     drained_cells_mark(now=clock.now(), cache=_routing)
     revocations_confirm(now=clock.now())
     return True
@@ -44,7 +49,7 @@ def publish() -> bool:
 @shared_task(name="traffic.autopilot", base=ControlLoop)
 def autopilot() -> bool:
     """Does nothing while another controller runs it."""
-    if autopilot_run(now=clock.now()):
+    if autopilot_run(now=clock.now(), recorder=_recorders[AUTOPILOT]):
         wake_ups.send("traffic.publish")
     return True
 
@@ -52,7 +57,7 @@ def autopilot() -> bool:
 @shared_task(name="traffic.autoscale", base=ControlLoop)
 def autoscale() -> bool:
     """Does nothing while another controller runs it."""
-    autoscaling_run(now=clock.now())
+    autoscaling_run(now=clock.now(), recorder=_recorders[AUTOSCALER])
     return True
 
 

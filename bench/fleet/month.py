@@ -222,7 +222,7 @@ def _rounds(now: datetime) -> None:
     from fleet.reconcile.planning.settings import FleetSettings
     from fleet.reconcile.selectors.snapshot import fleet_view
     from fleet.recorder.models import RecordedRound, RoundSubject
-    from fleet.recorder.planning.encoding import Decided, Round
+    from fleet.recorder.planning.loops import Decided, Round
     from fleet.recorder.services import Recorder
 
     members = list(CellMember.objects.select_related("cell").order_by("cell_id", "rank"))
@@ -240,7 +240,8 @@ def _rounds(now: datetime) -> None:
             "limits": {"restart_backoff_s": 2.0},
         }
         at = spread(number, ROUNDS, now - timedelta(hours=1))
-        row = RecordedRound(at=at, planner="plan_reconcile", decided=1, reasons=[reason], schema="s", release="1")
+        known = {"loop": "reconciler", "planner": "plan_reconcile", "schema": "s", "release": "1"}
+        row = RecordedRound(at=at, decided=1, reasons=[reason], **known)
         rows.append(row)
         about.append(named)
     RecordedRound.objects.bulk_create(rows, batch_size=BATCH)

@@ -1,5 +1,4 @@
-"""Why something is as it is, and replays of recorded rounds, over HTTP. Merges what the reconciler recorded with the
-decisions of the autoscaler and the autopilot. Changes nothing."""
+"""Why something is as it is, and replays of recorded rounds, over HTTP. Changes nothing."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -12,18 +11,18 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from controlplane.explained import EXPLAINED, LOOPS, explained
 from controlplane.forecast_budget import FORECASTS
 from controlplane.what_if import HasTime
-from fleet.autoscaling.models import ScalingDecision
 from fleet.faults.models import Incident
 from fleet.recorder.models import RecordedRound
 from fleet.recorder.planning.encoding import CannotDecode
-from fleet.recorder.planning.explanations import Facts, Subject, is_told, reason_of
-from fleet.recorder.planning.replay import InvalidSetting, ReplayedRound, replay
+from fleet.recorder.planning.loops import InvalidSetting, RecordedLoop
+from fleet.recorder.planning.reasons import Subject
+from fleet.recorder.planning.replay import ReplayedRound, changes_by_loop, replay
 from fleet.recorder.selectors import (
     StoredReason,
     alternatives_of,
-    present,
     reasons_about,
     round_by_id,
     rounds_decoded,
@@ -33,11 +32,9 @@ from fleet.recorder.selectors import (
 from kernel import clock
 from kernel.refusals import Conflict, InvalidInput
 from kernel.rest.view_sets import ViewSet
-from traffic.region_shares.models import TrafficMatrix, TrafficShift
 
 DECISIONS, DECISIONS_MOST = 10, 100
 ROUNDS, ROUNDS_MOST = 30, 200
-SHARE = "share"
 NOT_RECORDED = (
     "Passes that decided nothing are not recorded, so another setting may also have decided something in them."
 )
@@ -54,7 +51,7 @@ class AlternativeSerializer(serializers.Serializer[Any]):
 class ReasonSerializer(serializers.Serializer[Any]):
     """A decision: the rule that it follows, the inputs that mattered, and the limits that they were compared with."""
 
-    round = serializers.IntegerField(allow_null=True, help_text="Its recorded round, for `/replay/rounds/{id}`.")
+    round = serializers.IntegerField(help_text="Its recorded round, for `/replay/rounds/{id}`.")
     at = serializers.DateTimeField()
     decision = serializers.CharField()
     planner = serializers.CharField()
@@ -91,7 +88,7 @@ class WhyViewSet(ViewSet):
         parameters=[
             OpenApiParameter("limit", int, description=f"Decisions, at most {DECISIONS_MOST}; default {DECISIONS}."),
             flag("current", "`false` leaves out `now`, which loads the whole fleet."),
-            flag("alternatives", "The other choices of placements and drains, from their recorded rounds."),
+            flag("alternatives", "The other choices of the newest decision that had some, from its recorded round."),
         ],
     )
     def retrieve(self, request: Request, id: str) -> Response:
@@ -99,20 +96,17 @@ class WhyViewSet(ViewSet):
         forecast runs or after your forecasts of this minute are used up."""
         limit = _limit(request, DECISIONS, DECISIONS_MOST)
         notes: list[str] = []
-        if self.kind == SHARE:
-            found = {"now": _shares_now(id), "decisions": _shifts(id, limit)}
-        else:
-            subject = Subject(self.kind)
-            decisions = _decisions_about(subject, id, limit)
-            if _is_set(request, "alternatives"):
-                decisions = _with_alternatives(decisions, notes)
-            sentences: list[str] = []
-            if not _is_set(request, "current", "false"):
-                with FORECASTS.take(request.user.get_username()):
-                    sentences = present(clock.now()).of(subject, id)
-            found = {"now": sentences, "decisions": decisions}
-            if not decisions and not sentences:
-                raise Http404
+        subject = Subject(self.kind)
+        decisions = reasons_about(subject.named(id), limit, LOOPS)
+        if _is_set(request, "alternatives"):
+            decisions = _with_alternatives(decisions, notes)
+        sentences: list[str] = []
+        if not _is_set(request, "current", "false"):
+            with FORECASTS.take(request.user.get_username()):
+                sentences = explained(subject, id, clock.now())
+        if not decisions and not sentences:
+            raise Http404
+        found = {"now": sentences, "decisions": decisions}
         return Response(WhySerializer({"kind": self.kind, "name": id, "notes": notes, **found}).data)
 
 
@@ -130,72 +124,12 @@ def _limit(request: Request, default: int, most: int) -> int:
     return int(stated)
 
 
-def _decisions_about(subject: Subject, name: str, limit: int) -> list[StoredReason]:
-    found = reasons_about(subject.named(name), limit)
-    if subject is Subject.DEPLOYMENT:
-        scalings = ScalingDecision.objects.filter(deployment=name).order_by("-id")[:limit]
-        found += [*map(_scaling, scalings), *_shifts(name, limit)]
-    return sorted(found, key=lambda one: one.at, reverse=True)[:limit]
-
-
-def _scaling(row: ScalingDecision) -> StoredReason:
-    return StoredReason(
-        None,
-        row.at,
-        "Scale" if row.acted else "WouldScale",
-        "autoscaler",
-        row.rule,
-        f"{row.was} to {row.wanted} cells in {row.region_id}: {row.reason}",
-        (Subject.DEPLOYMENT.named(row.deployment_id), Subject.REGION.named(row.region_id)),
-        dict(row.load),
-    )
-
-
-def _shifts(name: str, limit: int) -> list[StoredReason]:
-    """Changes of a deployment's region shares, of `DEPLOYMENT@REGION` only those of this origin."""
-    deployment, _, region = name.partition("@")
-    rows = list(TrafficShift.objects.filter(deployment=deployment).order_by("-id")[: limit + 1])
-    found = []
-    for number, row in enumerate(rows[:limit]):
-        before = rows[number + 1].shares if number + 1 < len(rows) else {}
-        origins = [region] if region else sorted(row.shares)
-        changed = {one: row.shares.get(one) for one in origins if row.shares.get(one) != before.get(one)}
-        if changed:
-            inputs = {f"from {one}": _share_text(before.get(one), after) for one, after in changed.items()}
-            about = (Subject.DEPLOYMENT.named(deployment), *map(Subject.REGION.named, changed))
-            found.append(
-                StoredReason(
-                    None, row.at, "Shift", "autopilot", row.kind, row.reason, about, inputs, {"moved": row.moved}
-                )
-            )
-    return found
-
-
-def _share_text(before: Mapping[str, float] | None, after: Mapping[str, float] | None) -> str:
-    def one(row: Mapping[str, float] | None) -> str:
-        return ", ".join(f"{region} {share:.0%}" for region, share in sorted((row or {}).items()) if share) or "none"
-
-    return f"{one(before)} -> {one(after)}"
-
-
-def _shares_now(name: str) -> list[str]:
-    deployment, _, region = name.partition("@")
-    matrix = TrafficMatrix.objects.filter(deployment=deployment).first()
-    if matrix is None or (region and region not in matrix.shares):
-        raise Http404
-    origins = [region] if region else sorted(matrix.shares)
-    sentences = [f"Requests from {one} go to {_share_text(None, matrix.shares[one])[8:]}." for one in origins]
-    if matrix.held:
-        sentences.append(f"The shares have been kept since {matrix.held_since:%Y-%m-%d %H:%M:%S}: {matrix.held}.")
-    return sentences
-
-
 def _with_alternatives(decisions: list[StoredReason], notes: list[str]) -> list[StoredReason]:
-    """Of the newest placement or drain, because each means reading its recording."""
+    """Of the newest decision that had some, because each means reading its recording."""
     for number, one in enumerate(decisions):
         if one.has_choices:
             try:
-                decisions[number] = replace(one, alternatives=alternatives_of(one))
+                decisions[number] = replace(one, alternatives=alternatives_of(one, LOOPS))
             except CannotDecode as wrong:
                 notes.append(f"Alternatives are unknown: {wrong}.")
             return decisions
@@ -229,6 +163,7 @@ class ReplayedDecisionSerializer(serializers.Serializer[Any]):
 
 class ReplayedRoundSerializer(serializers.Serializer[Any]):
     id = serializers.IntegerField()
+    loop = serializers.CharField(help_text="The control loop: " + ", ".join(LOOPS) + ".")
     at = serializers.DateTimeField()
     release = serializers.CharField()
     same = serializers.BooleanField(help_text="All decisions of the round are the same, also those not shown.")
@@ -246,7 +181,9 @@ SET = OpenApiParameter(
     "set",
     str,
     many=True,
-    description="Another setting, such as `lost_after_s=60` or `faults.close_after_s=10`; may be repeated.",
+    description="Another setting, such as `lost_after_s=60` or `faults.close_after_s=10`; of the autoscaler, the"
+    " autopilot and the publication of tables with their name, such as `autoscaler.target_utilisation=0.5` or"
+    " `autopilot.step=0.2`. May be repeated.",
 )
 
 
@@ -312,24 +249,28 @@ def _rounds(
     rows: list[RecordedRound], changes: Mapping[str, str], about: list[str], notes: list[str], has_time: HasTime
 ) -> list[dict[str, Any]]:
     shown: list[dict[str, Any]] = []
-    for row, one in rounds_decoded(rows):
+    of_loop = changes_by_loop(LOOPS.values(), changes)
+    for row, one in rounds_decoded(rows, LOOPS):
         if not has_time():
             notes.append(f"Only the first {len(shown)} of {len(rows)} rounds: the time of this request is used up.")
             break
-        done = replay(one, changes)
-        decisions = _shown(done, about)
-        shown.append({"id": row.pk, "at": row.at, "release": row.release, "same": done.is_same, "decisions": decisions})
+        done = replay(LOOPS[row.loop], one, of_loop[row.loop])
+        decisions = _shown(LOOPS[row.loop], done, about)
+        known = {"id": row.pk, "loop": row.loop, "at": row.at, "release": row.release}
+        shown.append({**known, "same": done.is_same, "decisions": decisions})
     if not rows:
         notes.append("No recorded round is about it: nothing was decided, or its recording was deleted.")
-    return shown
+    return sorted(shown, key=lambda one: one["id"])
 
 
-def _shown(done: ReplayedRound, about: list[str]) -> list[dict[str, Any]]:
+def _shown(loop: RecordedLoop, done: ReplayedRound, about: list[str]) -> list[dict[str, Any]]:
     """Decisions about the incident, and all that differ."""
-    facts = Facts(done.round.view, done.round.settings, done.round.now)
+    then, now = loop.explain(done.round), loop.explain(done.decided_on)
     found = []
-    for one in filter(lambda compared: is_told(compared.decision), done.compared):
-        reason = reason_of(one.decision, one.planner, facts)
+    for one in done.compared:
+        if not loop.is_told(one.decision):
+            continue
+        reason = (then if one.recorded else now)(one.decision, one.planner)
         outcome = Outcome.SAME if one.recorded and one.replayed else Outcome.GONE if one.recorded else Outcome.NEW
         if not about or outcome is not Outcome.SAME or set(about) & set(reason.subjects):
             found.append({"outcome": outcome.value, "applied": one.applied, **asdict(reason)})
@@ -340,9 +281,8 @@ def _why(kind: str) -> type[WhyViewSet]:
     return type(f"{kind.title()}WhyViewSet", (WhyViewSet,), {"kind": kind, "__doc__": f"Why a {kind} is as it is."})
 
 
-KINDS = (Subject.CELL, Subject.NODE, Subject.DEPLOYMENT, Subject.ROLLOUT)
 ROUTES = (
-    *((f"why/{kind}", _why(kind), f"why-{kind}") for kind in (*KINDS, SHARE)),
+    *((f"why/{kind}", _why(kind), f"why-{kind}") for kind in EXPLAINED),
     ("replay/rounds", ReplayRoundViewSet, "replayed-round"),
     ("replay/incidents", ReplayIncidentViewSet, "replayed-incident"),
 )

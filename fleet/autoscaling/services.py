@@ -128,9 +128,9 @@ class ScalingLook:
         return self.decision.wanted != self.wanted_before
 
 
-def scaling_apply(*, looks: Sequence[ScalingLook], now: datetime) -> list[str]:
+def scaling_apply(*, looks: Sequence[ScalingLook], now: datetime) -> list[ScalingLook]:
     """Carries out and stores the decisions of all places. A place that was changed since its check is skipped until the
-    next one. Returns the deployments whose cells change."""
+    next one. Returns the looks that were not skipped."""
     newest = _newest_decisions(looks)
     regrets = [row for look in looks if (row := _with_regret(look, newest, now)) is not None]
     ScalingDecision.objects.bulk_update(regrets, REGRET_FIELDS)
@@ -138,7 +138,7 @@ def scaling_apply(*, looks: Sequence[ScalingLook], now: datetime) -> list[str]:
     _save_states(applied, now)
     if any(_changes_pages(look) for look in applied):
         live.push("autoscaling")
-    return sorted({look.place.deployment_id for look in applied if look.sets_cells})
+    return applied
 
 
 @transaction.atomic

@@ -30,7 +30,7 @@ from fleet.nodes.models import Node
 from fleet.nodes.pages import DRAIN, REPLACE, UNCORDON, node_find
 from fleet.reconcile.planning.states import CELL_TONE, CellState, IncidentState, NodeState
 from fleet.recorder.pages.why import time_line_fragment
-from fleet.recorder.planning.explanations import Subject
+from fleet.recorder.planning.reasons import Subject
 from kernel import clock
 from kernel.access import Role, require
 from kernel.control_hosts import ControlHosts, control_hosts

@@ -1176,6 +1176,7 @@ class Migration(migrations.Migration):
             name='RecordedRound',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('loop', models.CharField(max_length=16)),
                 ('at', models.DateTimeField(db_index=True)),
                 ('planner', models.CharField(max_length=64)),
                 ('decided', models.PositiveIntegerField()),
@@ -1188,6 +1189,7 @@ class Migration(migrations.Migration):
             ],
             options={
                 'ordering': ['-id'],
+                'indexes': [models.Index(fields=['loop', '-at'], name='round_of_loop')],
             },
         ),
         migrations.CreateModel(

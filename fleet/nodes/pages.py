@@ -50,7 +50,7 @@ from fleet.nodes.services.nodes import (
 from fleet.reconcile.planning.states import CellState, NodeState
 from fleet.recorder.pages.past import PAST_NODES
 from fleet.recorder.pages.why import time_line_fragment, why_fragment
-from fleet.recorder.planning.explanations import Subject
+from fleet.recorder.planning.reasons import Subject
 from kernel.time_ranges import OF_LOAD
 
 SPARE = "spare"

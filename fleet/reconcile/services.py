@@ -49,7 +49,7 @@ from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.states import NodeState
 from fleet.reconcile.selectors.cache import FleetCache
 from fleet.reconcile.selectors.snapshot import fleet_view
-from fleet.recorder.planning.encoding import Decided, Round
+from fleet.recorder.planning.loops import Decided, Round
 from fleet.recorder.services import Recorder
 from fleet.rollouts import services as rollouts
 from kernel import clock, wake_ups

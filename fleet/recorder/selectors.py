@@ -17,24 +17,28 @@ from fleet.reconcile.planning.snapshot import FleetView
 from fleet.reconcile.selectors.snapshot import fleet_view
 from fleet.recorder.models import RecordedRound, RoundSubject
 from fleet.recorder.planning.current import PausedPool, Present
-from fleet.recorder.planning.encoding import CannotDecode, Round, decode_rounds
-from fleet.recorder.planning.explanations import WITH_CHOICES, Alternative, Subject, alternatives, decision_words
+from fleet.recorder.planning.encoding import CannotDecode, decode_rounds
+from fleet.recorder.planning.explanations import RECONCILER
+from fleet.recorder.planning.loops import RecordedLoop, Round
 from fleet.recorder.planning.moments import Moment, fleet_at
+from fleet.recorder.planning.reasons import Alternative, Subject, decision_words
 
 BEFORE_INCIDENT = timedelta(seconds=60)
 AFTER_OPENING = timedelta(minutes=10)
 """An incident that stays open explains no more rounds than these."""
 VIEWS_KEPT = 6
 """Decoded snapshots per process: two for each time that someone looks at. One of 5,000 nodes takes 10 MB."""
-ABOUT = ("id", "base_id", "at", "planner", "decided", "reasons", "schema", "release")
+Loops = Mapping[str, RecordedLoop]
+"""Loops by name. All of them are known in `controlplane.explained`, because some belong to traffic."""
+ABOUT = ("id", "loop", "base_id", "at", "planner", "decided", "reasons", "schema", "release")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredReason:
-    """A decision and why, as it was stored. `inputs`, `limits`: by name. `alternatives`: None if they were not
-    requested, or are unknown."""
+    """A decision and why, as it was stored. `inputs`, `limits`: by name. `has_choices`: it chose among several.
+    `alternatives`: None if they were not requested, or are unknown."""
 
-    round: int | None
+    round: int
     at: datetime
     decision: str
     planner: str
@@ -43,16 +47,12 @@ class StoredReason:
     subjects: tuple[str, ...]
     inputs: Mapping[str, Any] = field(default_factory=dict)
     limits: Mapping[str, Any] = field(default_factory=dict)
+    has_choices: bool = False
     alternatives: tuple[Alternative, ...] | None = None
 
     @property
     def words(self) -> str:
         return decision_words(self.decision)
-
-    @property
-    def has_choices(self) -> bool:
-        """Whether it chose among nodes or cells, in a recorded round."""
-        return self.round is not None and self.decision in WITH_CHOICES
 
     @property
     def inputs_text(self) -> str:
@@ -76,15 +76,15 @@ def _value_text(name: str, value: Any) -> str:
     return f"{plain} {shown} s" if name.endswith("_s") and isinstance(value, int | float) else f"{plain} {shown}"
 
 
-def reasons_about(subject: str, limit: int) -> list[StoredReason]:
+def reasons_about(subject: str, limit: int, loops: Loops) -> list[StoredReason]:
     """The newest decisions about `cell:c-1`, newest first. Two queries."""
     newest = RoundSubject.objects.filter(subject=subject).order_by("-round").values_list("round", flat=True)[:limit]
     rows = RecordedRound.objects.filter(pk__in=list(newest)).order_by("-id").only(*ABOUT)
-    found = (reason for row in rows for reason in reversed(_reasons_of(row)) if subject in reason.subjects)
-    return list(islice(found, limit))
+    told = (reason for row in rows for reason in reversed(_reasons_of(row, loops.get(row.loop))))
+    return list(islice((reason for reason in told if subject in reason.subjects), limit))
 
 
-def _reasons_of(row: RecordedRound) -> list[StoredReason]:
+def _reasons_of(row: RecordedRound, loop: RecordedLoop | None) -> list[StoredReason]:
     return [
         StoredReason(
             row.pk,
@@ -96,30 +96,31 @@ def _reasons_of(row: RecordedRound) -> list[StoredReason]:
             tuple(one["subjects"]),
             one.get("inputs", {}),
             one.get("limits", {}),
+            has_choices=loop is not None and one["decision"] in loop.with_choices,
         )
         for one in row.reasons
     ]
 
 
-def alternatives_of(reason: StoredReason) -> tuple[Alternative, ...]:
+def alternatives_of(reason: StoredReason, loops: Loops) -> tuple[Alternative, ...]:
     """The other choices of a stored decision, from its recorded round. Raises CannotDecode."""
-    row = round_by_id(reason.round) if reason.round is not None else None
-    for _, one in rounds_decoded([row] if row else []):
+    row = round_by_id(reason.round)
+    for _, one in rounds_decoded([row] if row else [], loops):
+        loop = loops[row.loop] if row else RECONCILER
+        explained = loop.explain(one)
         for part in one.decided:
             for decision in part.decisions:
-                names = {getattr(decision, place.value, None) for place in Subject}
-                if type(decision).__name__ == reason.decision and _first_name(reason) in names:
-                    return alternatives(one, decision)
+                is_kind = type(decision).__name__ == reason.decision
+                if is_kind and explained(decision, part.planner).subjects == reason.subjects:
+                    return loop.alternatives(one, decision)
     return ()
 
 
-def _first_name(reason: StoredReason) -> str:
-    return reason.subjects[0].partition(":")[2] if reason.subjects else ""
-
-
-def rounds_decoded(rows: Iterable[RecordedRound], *, reports: bool = True) -> Iterator[tuple[RecordedRound, Round]]:
-    """These rows with their rounds, oldest first. Reads each chain once. Raises CannotDecode if a chain's inputs were
-    deleted, or are of another release's types. `reports`: as in `decode_rounds`."""
+def rounds_decoded(
+    rows: Iterable[RecordedRound], loops: Loops, *, reports: bool = True
+) -> Iterator[tuple[RecordedRound, Round]]:
+    """These rows with their rounds, by chain, oldest first. Reads each chain once. Raises CannotDecode if a chain's
+    inputs were deleted, or are of another release's types. `reports`: as in `decode_rounds`."""
     chains: dict[int, dict[int, RecordedRound]] = defaultdict(dict)
     for row in rows:
         chains[row.base_id or row.pk][row.pk] = row
@@ -130,8 +131,9 @@ def rounds_decoded(rows: Iterable[RecordedRound], *, reports: bool = True) -> It
             raise CannotDecode(f"the inputs of round {min(wanted)} were deleted; they are kept for 7 days")
         pks = [pk for pk, *_ in stored]
         _, _, schema, release = stored[0]
+        loop = loops.get(next(iter(wanted.values())).loop, RECONCILER)
         try:
-            decoded = decode_rounds(chain, schema, wanted=[pk in wanted for pk in pks], reports=reports)
+            decoded = decode_rounds(loop, chain, schema, wanted=[pk in wanted for pk in pks], reports=reports)
             yield from zip((wanted[pk] for pk in pks if pk in wanted), decoded, strict=True)
         except CannotDecode as wrong:
             raise CannotDecode(
@@ -206,7 +208,7 @@ class Recording:
 
 def recording_at(at: datetime, now: datetime) -> Recording:
     """The fleet as it was at `at`."""
-    rounds = RecordedRound.objects.only("id", "base_id", "at")
+    rounds = RecordedRound.objects.filter(loop=RECONCILER.name).only("id", "base_id", "at")
     before = rounds.filter(at__lte=at).order_by("-at", "-id").first()
     after = rounds.filter(at__gt=at).order_by("at", "id").first()
     after_at = after.at if after else None
@@ -239,5 +241,7 @@ def _view_since(before: RecordedRound, at: datetime, now: datetime) -> FleetView
 @lru_cache(VIEWS_KEPT)
 def _views(pk: int, base: int) -> FleetView:
     """The snapshot of a recorded round, without changes of reports. Recordings never change."""
-    (found,) = rounds_decoded([RecordedRound(pk=pk, base_id=base if base != pk else None)], reports=False)
-    return found[1].view
+    row = RecordedRound(pk=pk, loop=RECONCILER.name, base_id=base if base != pk else None)
+    ((_, one),) = rounds_decoded([row], {RECONCILER.name: RECONCILER}, reports=False)
+    view: FleetView = one.view
+    return view

@@ -12,11 +12,11 @@ from django.db import transaction
 from django.db.models import Max, Sum
 
 from engine_agent.protocol.machine_messages import version_text
-from fleet.reconcile.planning.settings import FleetSettings
-from fleet.reconcile.planning.snapshot import FleetView
 from fleet.recorder.models import RecordedRound, RoundSubject
-from fleet.recorder.planning.encoding import SCHEMA, Round, encode_round
-from fleet.recorder.planning.explanations import Facts, Reason, is_told, reason_of
+from fleet.recorder.planning.encoding import encode_round, schema_of
+from fleet.recorder.planning.explanations import RECONCILER
+from fleet.recorder.planning.loops import RecordedLoop, Round
+from fleet.recorder.planning.reasons import Reason
 from fleet.releases.services.archive import NoRelease, checkout_release
 
 CHAIN_MOST = 60
@@ -36,25 +36,27 @@ log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """One of a process that runs passes. Keeps the last recorded snapshot, of which the next one is a difference."""
+    """One of each loop in a process that runs its passes. Keeps the last recorded snapshot, of which the next one is a
+    difference."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: RecordedLoop = RECONCILER) -> None:
+        self._loop = loop
         self._forget()
 
     def _forget(self) -> None:
         self._base: RecordedRound | None = None
         self._length = 0
-        self._view: FleetView | None = None
-        self._settings: FleetSettings | None = None
+        self._view: object = None
+        self._settings: object = None
 
     def record(self, rounds: Iterable[Round]) -> None:
-        """Stores rounds. Never raises: recording must not stop healing."""
+        """Stores rounds, which may be made while they are read. Never raises: recording must not stop healing."""
         try:
             for one in rounds:
                 self._record_one(one)
         except Exception:
             self._forget()
-            log.exception("rounds were not recorded; the next one begins a new recording")
+            log.exception("rounds of the %s were not recorded; the next one begins a new recording", self._loop.name)
 
     def _record_one(self, one: Round) -> None:
         base = self._base_for(one)
@@ -63,9 +65,10 @@ class Recorder:
             self._forget()
             log.warning("a round of %d bytes was not recorded; the limit is %d", len(inputs), LONGEST_ROUND)
             return
-        reasons = _reasons(one)
+        reasons = _reasons(self._loop, one)
         with transaction.atomic():
             row = RecordedRound.objects.create(
+                loop=self._loop.name,
                 base=base,
                 at=one.now,
                 planner=one.decided[-1].planner,
@@ -73,7 +76,7 @@ class Recorder:
                 reasons=[msgspec.to_builtins(reason) for reason in reasons],
                 inputs=inputs,
                 size=len(inputs),
-                schema=SCHEMA,
+                schema=schema_of(self._loop),
                 release=_release(),
             )
             about = sorted({subject for reason in reasons for subject in reason.subjects})
@@ -100,14 +103,14 @@ def _release() -> str:
     return version_text(own.version, own.id)
 
 
-def _reasons(one: Round) -> list[Reason]:
+def _reasons(loop: RecordedLoop, one: Round) -> list[Reason]:
     """Of applied decisions."""
-    facts = Facts(one.view, one.settings, one.now)
+    reason_of = loop.explain(one)
     told = (
-        reason_of(decision, part.planner, facts)
+        reason_of(decision, part.planner)
         for part in one.decided
         for decision, applied in zip(part.decisions, part.applied, strict=True)
-        if applied and is_told(decision)
+        if applied and loop.is_told(decision)
     )
     return list(islice(told, REASONS_MOST))
 

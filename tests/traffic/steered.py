@@ -8,10 +8,13 @@ from django.db.models import Max
 from fleet.cells.models import Cell
 from fleet.deployments.models import DeploymentRegion
 from fleet.reconcile.planning.states import CellState
+from fleet.recorder.services import Recorder
 from tests.fleet import rows
 from tests.fleet.rows import NOW
+from traffic.region_shares.planning.recording import AUTOPILOT
 from traffic.region_shares.services.autopilot import autopilot_run
 from traffic.routing.models import IngressReport, RoutingTable
+from traffic.routing.planning.recording import PUBLICATION
 from traffic.routing.services.ingresses import ingress_create
 from traffic.routing.services.tables import tables_publish
 
@@ -30,6 +33,8 @@ class Steered:
         self.rates = rates
         self.silent: set[str] = set()
         self.without_table: set[str] = set()
+        self.autopilots: Recorder | None = None
+        self.publications: Recorder | None = None
         self._totals: dict[str, float] = dict.fromkeys(cells, 0.0)
         version = rows.version(max_concurrency=SLOTS)
         for port, (region, count) in enumerate(cells.items()):
@@ -41,6 +46,10 @@ class Steered:
                 name = f"{deployment.name}-{region}-{number}"
                 node = rows.node(f"n-{port}{number:07x}", where=region)
                 rows.cell(name, node, region=rows.region(region), model_version=version)
+
+    def record(self) -> None:
+        """The following passes are recorded."""
+        self.autopilots, self.publications = Recorder(AUTOPILOT), Recorder(PUBLICATION)
 
     def lose(self, region: str, count: int) -> None:
         ids = list(Cell.objects.filter(region_id=region, state=CellState.READY).values_list("id", flat=True)[:count])
@@ -56,8 +65,8 @@ class Steered:
         while self.now < until:
             self.now += timedelta(seconds=self.REPORT_EVERY_S)
             self._report()
-            changed += autopilot_run(now=self.now)
-        tables_publish(now=self.now)
+            changed += autopilot_run(now=self.now, recorder=self.autopilots)
+        tables_publish(now=self.now, recorder=self.publications)
         return changed
 
     def row(self, region: str) -> dict[str, float]:

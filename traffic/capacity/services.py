@@ -29,6 +29,7 @@ from fleet.autoscaling.planning.needs import (
 )
 from fleet.autoscaling.planning.planner import plan_scaling
 from fleet.autoscaling.planning.policy import CellRange
+from fleet.autoscaling.planning.recording import ScaledFleet, SetCells, round_of
 from fleet.autoscaling.planning.roles import plan_ratio
 from fleet.autoscaling.selectors import has_ranges
 from fleet.autoscaling.services import RoleLook, ScalingLook, role_apply, scaling_apply
@@ -38,6 +39,8 @@ from fleet.cells.models import Cell
 from fleet.deployments.models import DeploymentRegion
 from fleet.reconcile.planning.states import CellState
 from fleet.reconcile.selectors.snapshot import claim_of
+from fleet.recorder.planning.loops import Round
+from fleet.recorder.services import Recorder
 from kernel import live, wake_ups
 from kernel.leases import lease_during
 from traffic.capacity.selectors.autoscaling import ScaledDeployment, scaled_deployments
@@ -53,11 +56,12 @@ PASS_LIMIT_S = 20.0
 log = logging.getLogger(__name__)
 
 
-def autoscaling_run(*, now: datetime) -> list[str]:
+def autoscaling_run(*, now: datetime, recorder: Recorder | None = None) -> list[str]:
     """Runs one pass over all deployments. Returns those whose cells change; empty while another controller runs it.
-    Makes one query if no deployment has a range."""
+    Makes one query if no deployment has a range. `recorder`: stores what was decided, after the lease is released."""
     if not has_ranges():
         return []
+    applied: list[ScalingLook] = []
     with lease_during(name=LEASE, ttl_s=PASS_LIMIT_S, now=now) as is_ours:
         if not is_ours:
             return []
@@ -65,9 +69,31 @@ def autoscaling_run(*, now: datetime) -> list[str]:
         for name, problem in problems.items():
             log.warning("cannot scale %s: %s", name, problem)
         looks = [look for one in scaled for look in _scaling_looks(one, now)]
-        changed = scaling_apply(looks=looks, now=now) if looks else []
+        applied = scaling_apply(looks=looks, now=now) if looks else []
         pool_holds_follow(scaled=scaled, now=now)
-        return changed
+    if recorder is not None and any(look.is_news for look in applied):
+        recorder.record(_rounds(scaled, looks, applied, now))
+    return sorted({look.place.deployment_id for look in applied if look.sets_cells})
+
+
+def _rounds(
+    scaled: Iterable[ScaledDeployment], looks: Iterable[ScalingLook], applied: Iterable[ScalingLook], now: datetime
+) -> Iterator[Round]:
+    """One round, with the deployments for which the pass decided something."""
+    done = {id(look) for look in applied}
+    news = [look for look in looks if look.is_news]
+    names = {look.place.deployment_id for look in news}
+    fleet = ScaledFleet(
+        {one.view.deployment: one.view for one in scaled if one.view.deployment in names},
+        frozenset(one.view.deployment for one in scaled if one.view.deployment in names and one.acting),
+    )
+    yield round_of(fleet, tuple(map(_set_cells, news)), tuple(id(look) in done for look in news), now)
+
+
+def _set_cells(look: ScalingLook) -> SetCells:
+    decision, deployment = look.decision, look.place.deployment_id
+    wanted, rule, reason = decision.wanted, decision.rule, decision.reason
+    return SetCells(deployment, decision.region, look.wanted_before, wanted, rule, reason, look.acting)
 
 
 def _scaling_looks(one: ScaledDeployment, now: datetime) -> list[ScalingLook]:

@@ -28,7 +28,7 @@ def why(
     ],
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=100, help="Number of decisions.")] = 10,
     alternatives: Annotated[
-        bool, typer.Option("--alternatives", help="Also the other choices of the newest placement or drain.")
+        bool, typer.Option("--alternatives", help="Also the other choices of the newest decision that had some.")
     ] = False,
 ) -> None:
     """Explain an object: what it waits for, and the newest decisions about it, with their inputs and limits.
@@ -77,7 +77,8 @@ def _kind_of(run: Session, name: str) -> tuple[str, str]:
 
 
 def _print_decision(run: Session, decision: dict[str, Any]) -> None:
-    run.output.plain(f"{_time(decision['at'])}  {decision['decision']} ({decision['rule']}): {decision['reason']}")
+    text = f"{decision['decision']} ({decision['rule']}): {decision['reason']}"
+    run.output.plain(f"{_time(decision['at'])}  {text} [round/{decision['round']}]")
     for label in ("inputs", "limits"):
         if decision[label]:
             run.output.plain(f"    {label}: {_values(decision[label])}")
@@ -96,9 +97,17 @@ def _values(values: dict[str, Any]) -> str:
 @app.command()
 def replay(
     context: typer.Context,
-    incident: Annotated[str, typer.Argument(metavar="INCIDENT", autocompletion=names_of("incidents"))],
+    name: Annotated[
+        str,
+        typer.Argument(
+            metavar="INCIDENT",
+            help="Number of an incident, or round/NUMBER of a recorded round, as `why` prints it.",
+            autocompletion=names_of("incidents"),
+        ),
+    ],
     changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Another setting: lost_after_s=60; may be repeated.")
+        list[str] | None,
+        typer.Option("--set", help="Another setting: lost_after_s=60, autopilot.step=0.2; repeatable."),
     ] = None,
     lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=200, help="Number of rounds.")] = 30,
 ) -> None:
@@ -106,14 +115,20 @@ def replay(
 
     switchyard replay 12 --set lost_after_s=60"""
     run = session_of(context)
-    query = {"limit": lines, "set": changes or []}
-    found = run.connection.get(path_of("replay/incidents", incident.removeprefix("incident/")), query)
+    query: dict[str, Any] = {"set": changes or []}
+    if name.startswith("round/"):
+        path = path_of("replay/rounds", name.removeprefix("round/"))
+    else:
+        path, query["limit"] = path_of("replay/incidents", name.removeprefix("incident/")), lines
+    found = run.connection.get(path, query)
     if run.output.is_for_programs:
         run.output.document(found)
         return
     for one in found["rounds"]:
         same = "decided the same" if one["same"] else "decided differently"
-        run.output.toned(f"{_time(one['at'])}  round {one['id']} {same}", "ok" if one["same"] else "warn")
+        run.output.toned(
+            f"{_time(one['at'])}  round {one['id']} of the {one['loop']} {same}", "ok" if one["same"] else "warn"
+        )
         for decision in one["decisions"]:
             dropped = "" if decision["applied"] or decision["outcome"] == "new" else " (dropped: it was stale)"
             text = f"{decision['decision']} ({decision['rule']}): {', '.join(decision['subjects'][:2])}"

@@ -300,13 +300,14 @@ def target_of(view: ScalingView) -> float:
 def greatest_need(view: ScalingView, place: ScaledPlace, now: datetime) -> Need:
     """The need with the most cells; the first of equal ones. `enough` is the maximum of all."""
     needs = tuple(
-        need for need in _all_needs(view.at(place), place, now) if need.cells > 0 or need.rule is ScalingRule.MIN
+        need for need in all_needs(view.at(place), place, now) if need.cells > 0 or need.rule is ScalingRule.MIN
     )
     most = max(needs, key=lambda need: need.cells)
     return Need(most.rule, most.cells, max(need.enough for need in needs), most.reason)
 
 
-def _all_needs(view: ScalingView, place: ScaledPlace, now: datetime) -> Iterator[Need]:
+def all_needs(view: ScalingView, place: ScaledPlace, now: datetime) -> Iterator[Need]:
+    """What each rule asks for. `view`: with the capacity of the place's cells."""
     if place.load is not None:
         yield from _waiting_needs(view, place, place.load)
         if place.planned is None:  # a plan includes the forecast

@@ -33,10 +33,16 @@ MAX_SAMPLES = 60
 
 def plan_scaling(view: ScalingView, now: datetime) -> tuple[PlaceDecision, ...]:
     """One decision per place, including unchanged ones."""
-    places = tuple(replace(place, range=_range_now(view, place, now)) for place in view.places)
-    view = replace(view, places=places, displaced_regions=_displaced_regions(view, places, now))
-    decisions = {place.region: _plan_place(view, place, now) for place in places}
+    view = view_now(view, now)
+    decisions = {place.region: _plan_place(view, place, now) for place in view.places}
     return tuple(_within_budget(view, decisions))
+
+
+def view_now(view: ScalingView, now: datetime) -> ScalingView:
+    """The view with the ranges that the schedule leaves now, and the regions whose requests no other one has room
+    for."""
+    places = tuple(replace(place, range=_range_now(view, place, now)) for place in view.places)
+    return replace(view, places=places, displaced_regions=_displaced_regions(view, places, now))
 
 
 def _range_now(view: ScalingView, place: ScaledPlace, now: datetime) -> CellRange:

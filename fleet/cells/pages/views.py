@@ -29,7 +29,7 @@ from fleet.machines.pages.views import CellMachines, cell_machines
 from fleet.reconcile.planning.states import CellState
 from fleet.recorder.pages.past import PAST_CELLS
 from fleet.recorder.pages.why import time_line_fragment, why_fragment
-from fleet.recorder.planning.explanations import Subject
+from fleet.recorder.planning.reasons import Subject
 from kernel.time_ranges import OF_LOAD
 
 EVENTS_OF_ONE_CELL = 30

@@ -53,7 +53,7 @@ from fleet.load.pages import Charts, Slo, load_charts, slo_of, use_charts
 from fleet.load.selectors import deployment_subject
 from fleet.recorder.pages.past import PAST_DEPLOYMENTS
 from fleet.recorder.pages.why import time_line_fragment, why_fragment
-from fleet.recorder.planning.explanations import Subject
+from fleet.recorder.planning.reasons import Subject
 from fleet.regions.models import Region
 from kernel.refusals import InvalidInput, Refusal
 from kernel.time_ranges import OF_LOAD

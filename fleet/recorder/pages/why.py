@@ -10,15 +10,16 @@ from django.http import Http404
 from django.urls import reverse
 
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest, found_or_404
+from controlplane.explained import EXPLAINED, LOOPS, explained
 from controlplane.forecast_budget import FORECASTS
 from fleet.cells.models import Cell
 from fleet.faults.models import Incident
 from fleet.nodes.models import Node
 from fleet.reconcile.planning.states import CELL_TONE, NODE_TONE, CellState, NodeState
 from fleet.recorder.planning.encoding import CannotDecode
-from fleet.recorder.planning.explanations import Subject
+from fleet.recorder.planning.reasons import Subject
 from fleet.recorder.planning.time_line import Change, Lane, Span, lanes_of, states_of
-from fleet.recorder.selectors import StoredReason, alternatives_of, present, reasons_about
+from fleet.recorder.selectors import StoredReason, alternatives_of, reasons_about
 from fleet.rollouts.models import Rollout
 from kernel.models import Event
 from kernel.refusals import Busy
@@ -29,7 +30,6 @@ from traffic.region_shares.models import TrafficShift
 SHOWN, SHOWN_ON_PAGE = 5, 50
 NODES_LOADED = 500
 """A larger fleet is loaded only when someone asks, because that takes longer than a page may."""
-WITH_PRESENT = (Subject.CELL, Subject.NODE, Subject.DEPLOYMENT, Subject.ROLLOUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +52,14 @@ class NowPart:
     is_asked: bool = True
     trouble: str = ""
 
+    @property
+    def page(self) -> str:
+        return "deployment" if self.kind is Subject.SHARE else self.kind.value
+
+    @property
+    def page_key(self) -> str:
+        return self.name.partition("@")[0] if self.kind is Subject.SHARE else self.name
+
 
 def why_fragment(kind: Subject) -> Fragment:
     """The fragment of an object's own page."""
@@ -63,25 +71,25 @@ def why_fragment(kind: Subject) -> Fragment:
 
 
 def _part(subject: str, limit: int) -> WhyPart:
-    found = reasons_about(subject, limit + 1)
+    found = reasons_about(subject, limit + 1, LOOPS)
     return WhyPart(subject, tuple(found[:limit]), more=len(found) > limit)
 
 
 def _subject(request: PageRequest) -> tuple[Subject, str]:
     kind, _, name = request.key.partition(":")
-    if kind not in set(WITH_PRESENT) or not name:
-        kinds = ", ".join(WITH_PRESENT)
+    if kind not in set(EXPLAINED) or not name:
+        kinds = ", ".join(EXPLAINED)
         raise Http404(f"There is no {request.key[:80]!r} to explain; use KIND:NAME with one of {kinds}.")
     return Subject(kind), name
 
 
 def _now(request: PageRequest) -> NowPart:
     kind, name = _subject(request)
-    if not request.text("now") and Node.objects.count() > NODES_LOADED:
+    if kind is not Subject.SHARE and not request.text("now") and Node.objects.count() > NODES_LOADED:
         return NowPart(kind, name, is_asked=False)
     try:
         with FORECASTS.take(request.caller.user.get_username()):
-            return NowPart(kind, name, tuple(present(request.now).of(kind, name)))
+            return NowPart(kind, name, tuple(explained(kind, name, request.now)))
     except Busy as busy:
         return NowPart(kind, name, trouble=f"The present is not explained: {busy}.")
 
@@ -92,7 +100,9 @@ def _decisions(request: PageRequest) -> WhyPart:
     chosen = request.text("choices")
     try:
         rows = tuple(
-            replace(one, alternatives=alternatives_of(one)) if chosen == str(one.round) and one.has_choices else one
+            replace(one, alternatives=alternatives_of(one, LOOPS))
+            if one.has_choices and chosen == str(one.round)
+            else one
             for one in part.rows
         )
     except CannotDecode as wrong:

@@ -11,7 +11,8 @@ from fleet.reconcile.planning.planner import PLANNERS
 from fleet.reconcile.planning.settings import FleetSettings, Ledger
 from fleet.reconcile.planning.snapshot import WITHOUT_MACHINES, CellView, DeploymentView, FleetView, NodeView
 from fleet.reconcile.planning.states import CellState, DisruptionCause, NodeState
-from fleet.recorder.planning.explanations import Facts, Subject, decision_words, is_told, reason_of
+from fleet.recorder.planning.explanations import Facts, is_told, reason_of
+from fleet.recorder.planning.reasons import Subject, decision_words
 from fleet.rollouts.planning.versions import VersionPlan, cells_to_move
 from kernel.ages import age_text
 

@@ -1,25 +1,22 @@
 """Frozen dataclasses <-> bytes, and a snapshot as the difference to an earlier one. Encoding and decoding follow the
-types, so a new field of a view needs no change here. `SCHEMA` identifies the types; bytes of another schema are
+types, so a new field of a view needs no change here. `schema_of` identifies the types; bytes of another schema are
 refused, because a replay on guessed inputs proves nothing. Differences are computed on objects, which two snapshots
 mostly share, and applied to plain data, which become objects once, at the end."""
 
 import hashlib
 import zlib
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
-from functools import lru_cache
+from functools import cache, lru_cache
 from operator import attrgetter
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from fleet.reconcile.planning.decisions import Decision
-from fleet.reconcile.planning.settings import FleetSettings
-from fleet.reconcile.planning.snapshot import FleetView
+from fleet.recorder.planning.loops import Decided, RecordedLoop, Round
 
-DECISIONS: Mapping[str, type[Decision]] = {kind.__name__: kind for kind in get_args(Decision)}
 LEVEL = 1
 """Of zlib: the others take two to six times as long for a tenth fewer bytes."""
 LARGEST_BYTES = 256 * 1024 * 1024
@@ -33,29 +30,10 @@ class CannotDecode(Exception):
     """The bytes are of another release's types, or damaged; the text says which."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """Decisions of one planner, and which of them were applied; the others had become stale, or time ran out."""
-
-    planner: str
-    decisions: tuple[Decision, ...]
-    applied: tuple[bool, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Round:
-    """A round of a pass: its inputs, and what the planners decided up to the first one that changed something."""
-
-    view: FleetView
-    settings: FleetSettings
-    now: datetime
-    decided: tuple[Decided, ...]
-
-
 # --- bytes -----------------------------------------------------------------------------------------------------------
 
 
-def encode_round(one: Round, before: FleetView | None) -> bytes:
+def encode_round(one: Round, before: object | None) -> bytes:
     """With `before`, the snapshot is the difference to it, and the settings are left out."""
     decided = [[part.planner, _named(part.decisions), part.applied] for part in one.decided]
     if before is None:
@@ -65,30 +43,35 @@ def encode_round(one: Round, before: FleetView | None) -> bytes:
     return zlib.compress(msgspec.msgpack.encode({"now": one.now, "decided": decided, **inputs}), LEVEL)
 
 
-def _named(decisions: Sequence[Decision]) -> list[tuple[str, Decision]]:
+def _named(decisions: Sequence[Any]) -> list[tuple[str, Any]]:
     return [(type(decision).__name__, decision) for decision in decisions]
 
 
 def decode_rounds(
-    chain: Sequence[bytes], schema: str, *, wanted: Sequence[bool] | None = None, reports: bool = True
+    loop: RecordedLoop,
+    chain: Sequence[bytes],
+    schema: str,
+    *,
+    wanted: Sequence[bool] | None = None,
+    reports: bool = True,
 ) -> Iterator[Round]:
     """The rounds of a chain that begins with a whole snapshot; only those `wanted` are built. Without `reports`, those
     of nodes stay as in the first snapshot: they are most of what changes. Raises CannotDecode if the types differ from
     this release's or the bytes are damaged."""
     left_out: Set[str] = frozenset() if reports else frozenset({"report"})
-    if schema != SCHEMA:
+    if schema != schema_of(loop):
         raise CannotDecode("the types of its snapshots differ from those of this release")
-    settings, view = FleetSettings(), None
+    settings, view = loop.settings(), None
     for number, row in enumerate(chain):
         try:
             plain = msgspec.msgpack.decode(_inflated(row))
             if "view" in plain:
-                view, settings = plain["view"], msgspec.convert(plain["settings"], FleetSettings)
+                view, settings = plain["view"], msgspec.convert(plain["settings"], loop.settings)
             else:
                 view = _edited(view, plain["edit"], plain["now"], left_out)
             if wanted is None or wanted[number]:
-                decided = tuple(map(_decided, plain["decided"]))
-                yield Round(msgspec.convert(view, FleetView), settings, plain["now"], decided)
+                decided = tuple(_decided(loop, part) for part in plain["decided"])
+                yield Round(msgspec.convert(view, loop.view), settings, plain["now"], decided)
         except (msgspec.MsgspecError, zlib.error, KeyError, IndexError, TypeError, ValueError) as wrong:
             raise CannotDecode(f"row {number + 1} of its chain is damaged: {wrong}") from wrong
 
@@ -101,13 +84,14 @@ def _inflated(row: bytes) -> bytes:
     return plain
 
 
-def _decided(plain: Any) -> Decided:
+def _decided(loop: RecordedLoop, plain: Any) -> Decided:
     planner, decisions, applied = plain
-    made = tuple(msgspec.convert(fields, DECISIONS[kind]) for kind, fields in decisions)
+    kinds: dict[str, Any] = {kind.__name__: kind for kind in loop.decisions}
+    made = tuple(msgspec.convert(fields, kinds[kind]) for kind, fields in decisions)
     return Decided(planner, made, tuple(applied))
 
 
-def canonical(decision: Decision) -> bytes:
+def canonical(decision: Any) -> bytes:
     """Equal for a decision and its decoded copy: a float that was an integer, and a tuple in evidence, differ only
     before they are stored."""
     packed = msgspec.msgpack.encode(decision)
@@ -133,15 +117,14 @@ def _described(kind: Any, known: dict[str, str]) -> str:
     return f"{get_origin(kind) or kind}{inner if inner else ''}"
 
 
-def _schema() -> str:
+@cache
+def schema_of(loop: RecordedLoop) -> str:
+    """Digest of all types of a loop's rounds."""
     known: dict[str, str] = {}
-    for kind in (FleetView, FleetSettings, *DECISIONS.values()):
+    for kind in (loop.view, loop.settings, *loop.decisions):
         _described(kind, known)
     return hashlib.sha256(repr(sorted(known.items())).encode()).hexdigest()[:16]
 
-
-SCHEMA = _schema()
-"""Digest of all types of a round."""
 
 # --- differences -----------------------------------------------------------------------------------------------------
 # An edit is None (nothing changed) or one of

@@ -1,16 +1,15 @@
 """Says why: what a decision is about, its rule, the inputs that mattered and the limits that they were compared with.
 Stored with each decision, so it stays readable when the inputs of its round are gone. Also the other choices that a
-recorded placement or drain had, which are computed when someone asks. Decides nothing."""
+recorded placement or drain had, which are computed when someone asks. Decides nothing. Declares the reconciler as a
+recorded loop."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import fields, replace
 from datetime import datetime
-from enum import StrEnum
 from functools import cached_property
 from itertools import islice
-from math import isfinite
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 
@@ -35,53 +34,25 @@ from fleet.reconcile.planning.decisions import (
     StartCell,
     TryRepair,
 )
+from fleet.reconcile.planning.planner import PLANNERS
 from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.snapshot import CellView, FleetView, NodeView
 from fleet.reconcile.planning.states import CellState, NodeState
-from fleet.recorder.planning.encoding import Round
+from fleet.recorder.planning.changes import names_of_settings, settings_changed
+from fleet.recorder.planning.loops import RecordedLoop, Round
+from fleet.recorder.planning.reasons import (
+    ALTERNATIVES_MOST,
+    Alternative,
+    Reason,
+    Subject,
+    Value,
+    subjects_bounded,
+    text_bounded,
+    values_bounded,
+)
 
-SUBJECTS_MOST = 40
-"""Of one decision: a cell of more nodes is found by its own name."""
-LONGEST_TEXT = 500
-FIELDS_MOST = 16
-ALTERNATIVES_MOST = 20
 WITH_CHOICES = frozenset({StartCell.__name__, DrainCell.__name__})
 """Decisions that `alternatives` explains."""
-Value = str | float | int | bool | None
-
-
-class Subject(StrEnum):
-    """What can be asked about."""
-
-    CELL = "cell"
-    NODE = "node"
-    DEPLOYMENT = "deployment"
-    ROLLOUT = "rollout"
-    INCIDENT = "incident"
-    MACHINE = "machine"
-    REGION = "region"
-
-    def named(self, name: str | int) -> str:
-        return f"{self.value}:{name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Reason:
-    """Why one decision was made. `subjects`: what it is about, as `cell:c-1`, the most specific first; `rule`: that it
-    follows; `inputs`: values that mattered; `limits`: settings and policies that they were compared with."""
-
-    decision: str
-    planner: str
-    subjects: tuple[str, ...]
-    rule: str
-    reason: str
-    inputs: Mapping[str, Value] = field(default_factory=dict)
-    limits: Mapping[str, Value] = field(default_factory=dict)
-
-
-def decision_words(name: str) -> str:
-    """`StartCell` as `start cell`."""
-    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
 
 
 class Facts:
@@ -139,28 +110,12 @@ def reason_of(decision: Decision, planner: str, at: Facts) -> Reason:
     return Reason(
         kind.__name__,
         planner,
-        tuple(dict.fromkeys(_subjects(decision, at.view)))[:SUBJECTS_MOST],
+        subjects_bounded(_subjects(decision, at.view)),
         _rule(decision, planner),
-        _text(text),
-        _bounded({**inputs, **seen}),
-        _bounded(limits),
+        text_bounded(text),
+        values_bounded({**inputs, **seen}),
+        values_bounded(limits),
     )
-
-
-def _bounded(values: Mapping[str, Any]) -> dict[str, Value]:
-    known = {name: value for name, value in values.items() if isinstance(value, Value) and value not in ("", None)}
-    return {name: _plain(value) for name, value in islice(known.items(), FIELDS_MOST)}
-
-
-def _plain(value: Any) -> Value:
-    """PostgreSQL's JSON has neither NUL nor numbers that are not finite."""
-    if isinstance(value, float):
-        return round(value, 3) if isfinite(value) else str(value)
-    return _text(value) if isinstance(value, str) else value
-
-
-def _text(value: str) -> str:
-    return str(value).replace("\0", "")[:LONGEST_TEXT]
 
 
 def _rule(decision: Decision, planner: str) -> str:
@@ -325,14 +280,6 @@ _DETAILS: Mapping[type[Decision], Callable[..., _Details]] = {
 # --- other choices ---------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Alternative:
-    """A candidate that was not chosen, with the reason."""
-
-    name: str
-    why_not: str
-
-
 def alternatives(one: Round, decision: Decision) -> tuple[Alternative, ...]:
     """Spares that a start did not take, or cells that a drain did not take; at most `ALTERNATIVES_MOST`."""
     found: Iterator[Alternative] = iter(())
@@ -394,3 +341,31 @@ def _other_cells(view: FleetView, decision: DrainCell) -> Iterator[Alternative]:
         else:
             older = "older" if other.created_at < cell.created_at else "newer"
             yield Alternative(other.id, f"it is {older}; cells of one cause are drained in their order of age")
+
+
+# --- the loop --------------------------------------------------------------------------------------------------------
+
+
+def _explain(one: Round) -> Callable[[Any, str], Reason]:
+    facts = Facts(one.view, one.settings, one.now)
+    return lambda decision, planner: reason_of(decision, planner, facts)
+
+
+def _change(one: Round, changes: Mapping[str, str]) -> Round:
+    return replace(one, settings=settings_changed(one.settings, changes))
+
+
+RECONCILER = RecordedLoop(
+    name="reconciler",
+    view=FleetView,
+    settings=FleetSettings,
+    decisions=get_args(Decision),
+    planners=PLANNERS,
+    explain=_explain,
+    check=lambda changes: settings_changed(FleetSettings(), changes),
+    change=_change,
+    alternatives=alternatives,
+    with_choices=WITH_CHOICES,
+    setting_names=lambda: names_of_settings(FleetSettings),
+    is_told=is_told,
+)

@@ -5,20 +5,13 @@ inputs."""
 import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any, get_args, get_type_hints
+from dataclasses import dataclass
+from typing import Any
 
-from fleet.reconcile.planning.decisions import Decision
-from fleet.reconcile.planning.planner import PLANNERS
-from fleet.reconcile.planning.settings import FleetSettings
-from fleet.recorder.planning.encoding import Round, canonical
+from fleet.recorder.planning.encoding import canonical
+from fleet.recorder.planning.loops import InvalidSetting, RecordedLoop, Round
 
 SETTINGS_MOST = 20
-LONGEST_VALUE = 40
-
-
-class InvalidSetting(ValueError):
-    """A setting that does not exist, or a value that it cannot have; the text says what would be right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +19,7 @@ class Compared:
     """A decision of a round. `recorded` and `replayed`: whether it was made then and now; `applied`: then."""
 
     planner: str
-    decision: Decision
+    decision: Any
     recorded: bool
     replayed: bool
     applied: bool
@@ -34,7 +27,10 @@ class Compared:
 
 @dataclass(frozen=True, slots=True)
 class ReplayedRound:
+    """`round`: as it was recorded; `decided_on`: the same with the changed settings."""
+
     round: Round
+    decided_on: Round
     compared: tuple[Compared, ...]
 
     @property
@@ -42,16 +38,16 @@ class ReplayedRound:
         return all(one.recorded and one.replayed for one in self.compared)
 
 
-def replay(one: Round, changes: Mapping[str, str] | None = None) -> ReplayedRound:
+def replay(loop: RecordedLoop, one: Round, changes: Mapping[str, str] | None = None) -> ReplayedRound:
     """Decides a round again. Without changes only the planners that had a turn run; with changes the round ends, as in
     a pass, at the first planner that decides anything. Raises InvalidSetting."""
-    settings = with_changes(one.settings, changes or {})
+    changed = loop.change(one, changes) if changes else one
     recorded = {part.planner: part for part in one.decided}
     compared: list[Compared] = []
     turns = len(one.decided)
-    for planner in PLANNERS:
+    for planner in loop.planners:
         part = recorded.get(planner.__name__)
-        decided = planner(one.view, settings, one.now)
+        decided = planner(changed.view, changed.settings, changed.now)
         then = list(zip(part.decisions, part.applied, strict=True)) if part else []
         compared += _compared(planner.__name__, then, decided)
         turns -= part is not None
@@ -61,12 +57,12 @@ def replay(one: Round, changes: Mapping[str, str] | None = None) -> ReplayedRoun
     for part in one.decided:
         if part.planner not in seen and part.decisions:
             compared += _compared(part.planner, list(zip(part.decisions, part.applied, strict=True)), ())
-    return ReplayedRound(one, tuple(compared))
+    return ReplayedRound(one, changed, tuple(compared))
 
 
-def _compared(planner: str, then: Iterable[tuple[Decision, bool]], decided: Iterable[Decision]) -> Iterator[Compared]:
+def _compared(planner: str, then: Iterable[tuple[Any, bool]], decided: Iterable[Any]) -> Iterator[Compared]:
     """Decisions of then in their order, and then those that only this run has."""
-    now: dict[tuple[type, bytes], list[Decision]] = defaultdict(list)
+    now: dict[tuple[type, bytes], list[Any]] = defaultdict(list)
     for decision in decided:
         now[type(decision), canonical(decision)].append(decision)
     for decision, applied in then:
@@ -76,59 +72,30 @@ def _compared(planner: str, then: Iterable[tuple[Decision, bool]], decided: Iter
         yield Compared(planner, decision, recorded=False, replayed=True, applied=False)
 
 
-# --- settings --------------------------------------------------------------------------------------------------------
+# --- other settings --------------------------------------------------------------------------------------------------
 
 
-def with_changes(settings: FleetSettings, changes: Mapping[str, str]) -> FleetSettings:
-    """`changes`: names, such as `lost_after_s` or `faults.close_after_s`, with values as text. Raises
-    InvalidSetting."""
+def changes_by_loop(loops: Iterable[RecordedLoop], changes: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Loop -> its changed settings, from names such as `lost_after_s` or `autoscaler.down_after_s`. Checks all of them,
+    also those of loops that a replay has no round of. Raises InvalidSetting."""
     if len(changes) > SETTINGS_MOST:
         raise InvalidSetting(f"{len(changes)} settings; the limit is {SETTINGS_MOST}")
+    known = {loop.name: loop for loop in loops}
+    found: dict[str, dict[str, str]] = {name: {} for name in known}
+    main = next(iter(known))
     for name, value in changes.items():
-        settings = _with_change(settings, name, name.split("."), value)
-    return settings
-
-
-def _with_change(part: Any, name: str, path: list[str], value: str) -> Any:
-    first, *rest = path
-    known = {one.name for one in fields(part)}
-    if first not in known or bool(rest) is not is_dataclass(getattr(part, first)):
-        raise InvalidSetting(f"there is no setting {name[:80]!r}{_nearest(name)}")
-    if rest:
-        return replace(part, **{first: _with_change(getattr(part, first), name, rest, value)})
-    return replace(part, **{first: _parsed(name, value, get_type_hints(type(part))[first])})
-
-
-def _nearest(name: str) -> str:
-    names = setting_names()
-    same = [one for one in names if one.rpartition(".")[2] == name.rpartition(".")[2]]
-    near = same or difflib.get_close_matches(name[:80], names, n=3)
-    return f"; near: {', '.join(near)}" if near else ""
-
-
-def setting_names(kind: Any = FleetSettings, prefix: str = "") -> list[str]:
-    """All settings of planners, those in groups as `faults.close_after_s`."""
-    found: list[str] = []
-    hints = get_type_hints(kind)
-    for one in fields(kind):
-        hint = hints[one.name]
-        found += setting_names(hint, f"{prefix}{one.name}.") if is_dataclass(hint) else [f"{prefix}{one.name}"]
+        prefix, _, rest = name.partition(".")
+        loop, own = (prefix, rest) if prefix in known and prefix != main else (main, name)
+        if own not in set(known[loop].setting_names()):
+            raise InvalidSetting(f"there is no setting {name[:80]!r}{_nearest(name, known.values(), main)}")
+        found[loop][own] = value
+    for loop, stated in found.items():
+        known[loop].check(stated)
     return found
 
 
-def _parsed(name: str, value: str, hint: Any) -> Any:
-    """Numbers and switches; finite and at least 0. Raises InvalidSetting."""
-    kinds = get_args(hint) or (hint,)
-    if bool in kinds and value in {"true", "false"}:
-        return value == "true"
-    if int not in kinds and float not in kinds:
-        raise InvalidSetting(f"a replay cannot set {name}, which is a {hint}")
-    is_whole = float not in kinds
-    try:
-        number = (int(value) if is_whole else float(value)) if len(value) <= LONGEST_VALUE else -1
-    except ValueError:
-        number = -1
-    if not 0 <= number < float("inf"):
-        noun = "a whole number" if is_whole else "a number"
-        raise InvalidSetting(f"{name} is {noun} of at least 0, not {value[:LONGEST_VALUE]!r}")
-    return number
+def _nearest(name: str, loops: Iterable[RecordedLoop], main: str) -> str:
+    names = [f"{'' if loop.name == main else f'{loop.name}.'}{one}" for loop in loops for one in loop.setting_names()]
+    same = [one for one in names if one.rpartition(".")[2] == name.rpartition(".")[2]]
+    near = same or difflib.get_close_matches(name[:80], names, n=3)
+    return f"; near: {', '.join(near)}" if near else ""

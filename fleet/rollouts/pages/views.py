@@ -34,7 +34,7 @@ from fleet.cells.pages.data import CellSummary, cells_of
 from fleet.deployments.models import Deployment
 from fleet.reconcile.planning.states import RolloutState, choices
 from fleet.recorder.pages.why import why_fragment
-from fleet.recorder.planning.explanations import Subject
+from fleet.recorder.planning.reasons import Subject
 from fleet.rollouts.models import Rollout
 from fleet.rollouts.pages.data import RolloutDetail, RolloutRow, rollout_charts, rollout_find
 from fleet.rollouts.planning.waves import preview_seconds, preview_stages

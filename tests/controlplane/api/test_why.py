@@ -4,14 +4,17 @@ from typing import Any
 
 import pytest
 
-from fleet.autoscaling.models import ScalingDecision
+from fleet.autoscaling.models import ScalingState
+from fleet.deployments.models import DeploymentRegion
 from fleet.faults.models import Incident
 from fleet.recorder.models import RecordedRound
+from kernel import clock
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet.provision import Clock
 from tests.fleet.recorder.passes import fleet_with_a_new_cell, recorded_passes, standing_clock, suspect_a_node
 from tests.fleet.rows import NOW
-from traffic.region_shares.models import TrafficMatrix, TrafficShift
+from tests.traffic.steered import EAST, WEST, Steered
+from traffic.region_shares.models import TrafficMatrix
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
@@ -47,33 +50,34 @@ def test_a_node_tells_the_limits_that_it_was_compared_with(cell: str) -> None:
     assert suspected["limits"] == {"suspect_after_s": 10.0, "lost_after_s": 30.0}
 
 
-def shift(revision: int, share: float) -> TrafficShift:
-    shares = {"us-east-1": {"us-east-1": share, "us-west-2": 1 - share}}
-    return TrafficShift.objects.create(
-        deployment_id="sim-70b", revision=revision, kind="optimal", shares=shares, moved=0.1, reason="cap", at=NOW
-    )
+def test_a_deployment_tells_the_latest_check_of_its_size(cell: str) -> None:
+    place = DeploymentRegion.objects.get()
+    known = {"wanted": 1, "rule": "agreement", "reason": "it keeps 1 cell", "acting": False}
+    ScalingState.objects.create(place=place, looked_at=clock.now(), **known)
+    found = why("deployment/sim-70b")
+    assert [one["decision"] for one in found["decisions"]] == ["StartCell", "CreateCell"]
+    wants = "The autoscaler wants 1 cell in us-east-1 (agreement, in shadow mode or paused), checked 0 s ago"
+    assert found["now"][-1] == f"{wants}: it keeps 1 cell."
 
 
-def test_a_deployment_also_tells_what_the_autoscaler_and_the_autopilot_decided(cell: str) -> None:
-    ScalingDecision.objects.create(
-        deployment_id="sim-70b", region_id="us-east-1", at=NOW, was=1, wanted=2, acted=True, rule="need", reason="load"
-    )
-    shift(1, 1.0)
-    shift(2, 0.9)
-    kinds = [one["decision"] for one in why("deployment/sim-70b")["decisions"]]
-    assert sorted(kinds) == ["CreateCell", "Scale", "Shift", "Shift", "StartCell"]
-
-
-def test_a_share_tells_what_is_in_force_and_what_moved_it(cell: str) -> None:
-    shift(1, 1.0)
-    shares = shift(2, 0.9).shares
-    TrafficMatrix.objects.create(deployment_id="sim-70b", shares=shares, held="reports are stale", held_since=NOW)
-    found = why("share/sim-70b@us-east-1")
-    assert found["now"] == [
-        "Requests from us-east-1 go to us-east-1 90%, us-west-2 10%.",
-        "The shares have been kept since 2026-11-21 12:00:00: reports are stale.",
-    ]
-    assert found["decisions"][0]["inputs"] == {"from us-east-1": "us-east-1 100% -> us-east-1 90%, us-west-2 10%"}
+def test_a_share_tells_what_is_in_force_and_what_moved_it() -> None:
+    fleet = Steered({EAST: 3, WEST: 3}, {EAST: 12.0, WEST: 12.0})
+    fleet.record()
+    fleet.run(2)
+    found = why("share/sim-70b@us-east-1", alternatives="true")
+    assert found["now"] == ["Requests from us-east-1 go to us-east-1 100%."]
+    assert [one["decision"] for one in found["decisions"]] == ["PublishTable", "ShiftTraffic"]
+    assert found["decisions"][1]["inputs"]["from us-east-1"] == "none -> us-east-1 100%"
+    assert [one["name"] for one in found["decisions"][0]["alternatives"]] == ["sim-70b to us-west-2"]
+    TrafficMatrix.objects.update(held="reports are stale", held_since=NOW)
+    held = why("share/sim-70b", limit=1)
+    assert held["now"][-1] == "The shares have been kept since 2026-11-21 12:00:00: reports are stale."
+    number = held["decisions"][0]["round"]
+    other = bearer().get(f"/api/v1/replay/rounds/{number}?set=publication.load_bound=1.25").json()
+    assert (other["same"], other["rounds"][0]["loop"]) == (False, "publication")
+    assert bearer().get(f"/api/v1/replay/rounds/{number}?set=autopilot.step=0.2").json()["same"] is True
+    refused = bearer().get(f"/api/v1/replay/rounds/{number}?set=publication.load_bound=0")
+    assert (refused.status_code, list(rules(refused))) == (400, ["set"])
     assert bearer().get("/api/v1/why/share/sim-70b@nowhere").status_code == 404
 
 

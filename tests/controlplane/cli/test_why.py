@@ -28,3 +28,7 @@ def test_it_explains_a_bare_name_and_replays_an_incident(
     other = switchyard("replay", str(incident.pk), "--set", "suspect_after_s=60")
     assert "- MoveNode (liveness): node:n-2" in other.out
     assert "decided differently" in other.out
+
+    number = told.partition("[")[2].partition("]")[0]
+    assert number.startswith("round/")
+    assert "of the reconciler decided the same" in switchyard("replay", number).out

@@ -41,7 +41,8 @@ def look(wanted: int, *, needed: int | None = None, acting: bool = True, at: dat
 
 def apply(wanted: int, seconds: float = 0.0, **stated: Any) -> list[str]:
     at = NOW + timedelta(seconds=seconds)
-    return scaling_apply(looks=[look(wanted, at=at, **stated)], now=at)
+    applied = scaling_apply(looks=[look(wanted, at=at, **stated)], now=at)
+    return [one.place.deployment_id for one in applied if one.sets_cells]
 
 
 def test_a_decision_sets_the_number_that_a_person_sets(django_capture_on_commit_callbacks: Callable[..., Any]) -> None:

@@ -11,6 +11,7 @@ from fleet.recorder.pages import why as pages
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet.recorder.passes import fleet_with_a_new_cell, recorded_passes, standing_clock, suspect_a_node
 from tests.fleet.rows import NOW
+from tests.traffic.steered import EAST, WEST, Steered
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
@@ -44,6 +45,16 @@ def test_the_page_explains_the_present_and_the_other_choices_on_request(cell: st
     assert "not n-2: it is as near" in shown(f"/why/cell:{cell}/?choices={number}", "why-decisions")
     RecordedRound.objects.update(inputs=None)
     assert "were deleted" in shown(f"/why/cell:{cell}/?choices={number}", "why-decisions")
+
+
+def test_a_share_has_a_page_that_the_table_of_shares_links() -> None:
+    fleet = Steered({EAST: 1, WEST: 1}, {EAST: 2.0, WEST: 2.0})
+    fleet.record()
+    fleet.run(2)
+    url = "/why/share:sim-70b@us-east-1/"
+    assert f'href="{url}"' in shown("/traffic/", "shares")
+    assert "Requests from us-east-1 go to us-east-1 100%" in shown(url, "why-now")
+    assert "<strong>shift traffic</strong>: first plan" in shown(url, "why-decisions")
 
 
 def test_a_large_fleet_is_loaded_only_on_request(cell: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,15 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from controlplane.explained import LOOPS
 from fleet.faults.planning.liveness import plan_liveness
 from fleet.faults.planning.views import FaultsView, SignalView, StepWindow
 from fleet.reconcile.planning.decisions import MoveNode
 from fleet.reconcile.planning.planner import PLANNERS, Planner
+from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.snapshot import FleetView, ProviderStatus
 from fleet.reconcile.planning.states import NodeState
-from fleet.recorder.planning.encoding import SCHEMA, CannotDecode, Decided, Round, decode_rounds, encode_round
-from fleet.recorder.planning.explanations import Facts, reason_of
-from fleet.recorder.planning.replay import InvalidSetting, replay, setting_names, with_changes
+from fleet.recorder.planning.changes import names_of_settings, settings_changed
+from fleet.recorder.planning.encoding import CannotDecode, decode_rounds, encode_round, schema_of
+from fleet.recorder.planning.explanations import RECONCILER
+from fleet.recorder.planning.loops import Decided, InvalidSetting, RecordedLoop, Round
+from fleet.recorder.planning.replay import changes_by_loop, replay
 from simulator.scenario import run
 from simulator.scenarios import scenario_named, scenario_names
 from tests.fleet.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
@@ -28,12 +32,13 @@ REPEATING = {name for name in scenario_names() if scenario_named(name).skip_repe
 SMALL = tuple(name for name in scenario_names() if name not in {"region_2500_rollout", "day_10000_nodes"} | REPEATING)
 
 
-def chained(rounds: list[Round], length: int = 20) -> Iterator[Round]:
+def chained(rounds: list[Round], length: int = 20, loop: RecordedLoop = RECONCILER) -> Iterator[Round]:
     """The rounds after a way through bytes, in chains of this length."""
     for first in range(0, len(rounds), length):
         chain = rounds[first : first + length]
         before = [None, *(one.view for one in chain)]
-        yield from decode_rounds([encode_round(one, view) for one, view in zip(chain, before, strict=False)], SCHEMA)
+        coded = [encode_round(one, view) for one, view in zip(chain, before, strict=False)]
+        yield from decode_rounds(loop, coded, schema_of(loop))
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch, name: str, seed: int) -> list[Round]:
@@ -62,10 +67,10 @@ def assert_decide_the_same(rounds: list[Round]) -> None:
         assert now.view == then.view
         assert list(now.view.nodes) == list(then.view.nodes), "planners see nodes in the same order"
         assert list(now.view.cells) == list(then.view.cells)
-        assert replay(now).is_same
-        facts = Facts(now.view, now.settings, now.now)
+        assert replay(RECONCILER, now).is_same
+        explain = RECONCILER.explain(now)
         for decision in now.decided[0].decisions:
-            reason = reason_of(decision, now.decided[0].planner, facts)
+            reason = explain(decision, now.decided[0].planner)
             assert (reason.decision, bool(reason.rule)) == (type(decision).__name__, True)
 
 
@@ -101,8 +106,8 @@ def test_another_setting_decides_otherwise() -> None:
     (moved,) = one.decided[0].decisions
     assert isinstance(moved, MoveNode)
     assert moved.to is NodeState.SUSPECT
-    assert replay(one, {"suspect_after_s": "10"}).is_same
-    done = replay(one, {"suspect_after_s": "60"})
+    assert replay(RECONCILER, one, {"suspect_after_s": "10"}).is_same
+    done = replay(RECONCILER, one, {"suspect_after_s": "60"})
     assert [(each.recorded, each.replayed) for each in done.compared if each.planner == "plan_liveness"] == [
         (True, False)
     ]
@@ -111,7 +116,7 @@ def test_another_setting_decides_otherwise() -> None:
 
 def test_a_decision_that_only_the_replay_makes_is_shown() -> None:
     one = replace(round_of(silent_fleet()), decided=(Decided("plan_liveness", (), ()),))
-    (new,) = replay(one).compared
+    (new,) = replay(RECONCILER, one).compared
     assert isinstance(new.decision, MoveNode)
     assert (new.recorded, new.replayed, new.decision.node) == (False, True, "b")
 
@@ -123,6 +128,14 @@ def test_a_decision_that_only_the_replay_makes_is_shown() -> None:
         ({"faults.lost_after_s": "1"}, "near: lost_after_s"),
         ({"faults": "1"}, "there is no setting 'faults'"),
         ({"lost_after_s.x": "1"}, "there is no setting"),
+        ({"autoscaler.down_after": "1"}, "near: autoscaler.down_after_s"),
+        ({"down_after_s": "1"}, "near: autoscaler.down_after_s"),
+        ({"autoscaler.target_utilisation": "0.95"}, "autoscaler.target_utilisation"),
+        ({"autoscaler.mode": "dictator"}, "autoscaler.mode"),
+        ({"autopilot.step": "nan"}, "at least 0"),
+        ({"autopilot.utilisation_cap": "1e999"}, "autopilot.utilisation_cap"),
+        ({"publication.residency": "x" * 5000}, "publication.residency"),
+        ({"reconciler.lost_after_s": "1"}, "near: lost_after_s"),
         ({"lost_after_s": "soon"}, "a number of at least 0, not 'soon'"),
         ({"lost_after_s": "-1"}, "at least 0"),
         ({"lost_after_s": "nan"}, "at least 0"),
@@ -134,13 +147,13 @@ def test_a_decision_that_only_the_replay_makes_is_shown() -> None:
 )
 def test_a_setting_that_does_not_exist_or_fit_is_refused(changes: dict[str, str], why: str) -> None:
     with pytest.raises(InvalidSetting, match=why):
-        with_changes(SETTINGS, changes)
+        changes_by_loop(LOOPS.values(), changes)
 
 
 def test_every_setting_can_be_named() -> None:
-    names = setting_names()
+    names = names_of_settings(FleetSettings)
     assert {"lost_after_s", "faults.close_after_s", "ledger.region_floor"} <= set(names)
-    changed = with_changes(SETTINGS, {"faults.close_after_s": "5", "launches_per_pass": "3"})
+    changed = settings_changed(SETTINGS, {"faults.close_after_s": "5", "launches_per_pass": "3"})
     assert (changed.faults.close_after_s, changed.launches_per_pass) == (5.0, 3)
 
 
@@ -180,7 +193,7 @@ def test_what_did_not_change_takes_no_space() -> None:
 
 def test_bytes_of_other_types_are_refused() -> None:
     with pytest.raises(CannotDecode, match="types of its snapshots differ"):
-        list(decode_rounds([encode_round(round_of(silent_fleet()), None)], "another"))
+        list(decode_rounds(RECONCILER, [encode_round(round_of(silent_fleet()), None)], "another"))
 
 
 def packed(**fields: Any) -> bytes:
@@ -202,4 +215,4 @@ def packed(**fields: Any) -> bytes:
 def test_damaged_bytes_are_refused_with_their_place(damaged: bytes) -> None:
     whole = encode_round(round_of(silent_fleet()), None)
     with pytest.raises(CannotDecode, match="row 2 of its chain is damaged"):
-        list(decode_rounds([whole, damaged], SCHEMA))
+        list(decode_rounds(RECONCILER, [whole, damaged], schema_of(RECONCILER)))

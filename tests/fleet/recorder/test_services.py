@@ -5,12 +5,14 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from controlplane.explained import LOOPS
 from fleet.cells.models import Cell
 from fleet.nodes.models import NodeReport
 from fleet.recorder import services
 from fleet.recorder.models import RecordedRound
 from fleet.recorder.planning.encoding import CannotDecode
-from fleet.recorder.planning.explanations import Subject
+from fleet.recorder.planning.explanations import RECONCILER
+from fleet.recorder.planning.reasons import Subject
 from fleet.recorder.planning.replay import replay
 from fleet.recorder.selectors import alternatives_of, present, reasons_about, rounds_decoded
 from fleet.recorder.services import BYTES_MOST, rounds_trim
@@ -38,9 +40,9 @@ def test_a_pass_that_decided_is_recorded_and_decides_the_same_again(one_pass: Pa
     assert (first.base, second.base) == (None, first)
     assert (first.planner, first.decided, second.decided) == ("plan_reconcile", 1, 1)
     assert second.size < first.size
-    decoded = [one for _, one in rounds_decoded([first, second])]
+    decoded = [one for _, one in rounds_decoded([first, second], LOOPS)]
     assert [type(one.decided[-1].decisions[0]).__name__ for one in decoded] == ["CreateCell", "StartCell"]
-    assert all(replay(one).is_same for one in decoded)
+    assert all(replay(RECONCILER, one).is_same for one in decoded)
 
 
 def test_a_pass_that_decides_nothing_stores_nothing(one_pass: Pass) -> None:
@@ -51,20 +53,20 @@ def test_a_pass_that_decides_nothing_stores_nothing(one_pass: Pass) -> None:
 
 def test_a_placement_tells_why_and_what_else_there_was(one_pass: Pass) -> None:
     cell = fleet_with_a_new_cell(one_pass)
-    (started,) = reasons_about(Subject.CELL.named(cell), 10)
+    (started,) = reasons_about(Subject.CELL.named(cell), 10, LOOPS)
     assert (started.decision, started.planner) == ("StartCell", "plan_reconcile")
     assert started.reason.startswith("placed on n-0, n-1")
     assert (started.inputs["nodes"], started.inputs["spares"]) == ("n-0, n-1", 3)
     assert {"node:n-0", "node:n-1", "deployment:sim-70b"} <= set(started.subjects)
-    assert [reason.decision for reason in reasons_about("deployment:sim-70b", 10)] == ["StartCell", "CreateCell"]
-    (other,) = alternatives_of(started)
+    assert [reason.decision for reason in reasons_about("deployment:sim-70b", 10, LOOPS)] == ["StartCell", "CreateCell"]
+    (other,) = alternatives_of(started, LOOPS)
     assert (other.name, other.why_not.partition(";")[0]) == ("n-2", "it is as near")
 
 
 def test_a_lost_node_tells_its_silence_and_the_limits(one_pass: Pass, time: Clock) -> None:
     fleet_with_a_new_cell(one_pass)
     suspect_a_node(one_pass, time)
-    suspected = next(one for one in reasons_about("node:n-2", 10) if one.decision == "MoveNode")
+    suspected = next(one for one in reasons_about("node:n-2", 10, LOOPS) if one.decision == "MoveNode")
     assert suspected.inputs["to"] == "suspect"
     assert suspected.inputs["silence_s"] == 12.0
     assert suspected.limits == {"suspect_after_s": 10.0, "lost_after_s": 30.0}
@@ -112,9 +114,8 @@ def test_a_chain_ends_after_its_time_and_with_other_settings(one_pass: Pass, tim
 
 
 def recorded_at(at: datetime, size: int = 10, base: RecordedRound | None = None) -> RecordedRound:
-    return RecordedRound.objects.create(
-        base=base, at=at, planner="plan_reconcile", decided=1, inputs=b"x", size=size, schema="s", release="1"
-    )
+    known = {"loop": "reconciler", "planner": "plan_reconcile", "schema": "s", "release": "1"}
+    return RecordedRound.objects.create(base=base, at=at, decided=1, inputs=b"x", size=size, **known)
 
 
 def test_inputs_go_by_age_and_by_bytes_and_rows_by_age(db: None) -> None:
@@ -128,4 +129,4 @@ def test_inputs_go_by_age_and_by_bytes_and_rows_by_age(db: None) -> None:
     left = {row.pk: row.inputs is not None for row in RecordedRound.objects.all()}
     assert left == {old.pk: False, large.pk: False, kept.pk: True, follower.pk: True}
     with pytest.raises(CannotDecode, match="were deleted"):
-        list(rounds_decoded([old]))
+        list(rounds_decoded([old], LOOPS))

@@ -4,7 +4,8 @@ again. The tested capacity of a cell is its version's `max_concurrency`, or the 
 
 import logging
 from collections import defaultdict
-from dataclasses import astuple
+from collections.abc import Iterable, Iterator
+from dataclasses import astuple, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +13,8 @@ import msgspec
 from django.db import transaction
 
 from fleet.deployments.models import Deployment
+from fleet.recorder.planning.loops import Round
+from fleet.recorder.services import Recorder
 from kernel import live
 from kernel.events import event_record
 from kernel.leases import lease_during
@@ -19,6 +22,7 @@ from kernel.tones import Tone
 from traffic.region_shares.models import TrafficMatrix, TrafficShift, TrafficWindow
 from traffic.region_shares.planning.autopilot import (
     AutopilotSettings,
+    Decision,
     KeepTable,
     ShiftKind,
     ShiftTraffic,
@@ -37,6 +41,7 @@ from traffic.region_shares.planning.load import (
 )
 from traffic.region_shares.planning.placement import place_demand
 from traffic.region_shares.planning.policy import Matrix, TrafficPolicy, loads, overrides_for
+from traffic.region_shares.planning.recording import round_of
 from traffic.region_shares.selectors import (
     UP,
     IngressView,
@@ -152,8 +157,9 @@ WHILE_HELD = frozenset({ShiftKind.ORDERED, ShiftKind.RETURN})
 log = logging.getLogger(__name__)
 
 
-def autopilot_run(*, now: datetime) -> list[str]:
-    """Runs one pass over all deployments. Returns those whose shares changed; empty while another worker runs it."""
+def autopilot_run(*, now: datetime, recorder: Recorder | None = None) -> list[str]:
+    """Runs one pass over all deployments. Returns those whose shares changed; empty while another worker runs it.
+    `recorder`: stores what was decided, after the lease is released."""
     with lease_during(name=LEASE, ttl_s=PASS_LIMIT_S, now=now) as is_ours:
         if not is_ours:
             return []
@@ -161,15 +167,39 @@ def autopilot_run(*, now: datetime) -> list[str]:
         ingresses = ingress_views()
         windows = windows_update(ingresses, now=now)
         views = traffic_views(now, ingresses=ingresses, windows=windows)
-        moved = [name for name, (row, view) in views.items() if _steer_deployment(row, view, now)]
+        steered = [_steer_deployment(row, view, now) for row, view in views.values() if view.regions]
         unserved_check([view for _, view in views.values()], windows, ingresses, now=now)
-        return moved
+    if recorder is not None and any(one.is_news for one in steered):
+        recorder.record(_rounds(steered, now))
+    return [one.view.deployment for one in steered if one.moved]
 
 
-def _steer_deployment(row: TrafficMatrix, view: TrafficView, now: datetime) -> bool:
-    if not view.regions:
-        return False
+@dataclass(frozen=True, slots=True)
+class _Steered:
+    """A deployment after a pass. `is_news`: its shares were to change, or began to be kept; `saved`: nothing else
+    changed its row meanwhile."""
+
+    view: TrafficView
+    decision: Decision | None
+    is_news: bool
+    saved: bool
+
+    @property
+    def moved(self) -> bool:
+        return self.saved and isinstance(self.decision, ShiftTraffic)
+
+
+def _rounds(steered: Iterable[_Steered], now: datetime) -> Iterator[Round]:
+    """One round, with the deployments for which the pass decided something."""
+    news = [(one, one.decision) for one in steered if one.is_news and one.decision is not None]
+    views = {one.view.deployment: one.view for one, _ in news}
+    decisions = tuple(decision for _, decision in news)
+    yield round_of(views, SETTINGS, decisions, tuple(one.saved for one, _ in news), now)
+
+
+def _steer_deployment(row: TrafficMatrix, view: TrafficView, now: datetime) -> _Steered:
     decision = plan_shift(view, SETTINGS, now)
+    is_news = isinstance(decision, ShiftTraffic) or (decision is not None and not row.held)
     held = decision.reason if isinstance(decision, KeepTable) else ""
     matrix = decision.matrix if isinstance(decision, ShiftTraffic) else view.in_force
     changes: dict[str, Any] = {"looked_at": now, "figures": figures_of(view, matrix, now)}
@@ -179,11 +209,10 @@ def _steer_deployment(row: TrafficMatrix, view: TrafficView, now: datetime) -> b
         changes |= _hold_changes(row, view.deployment, held, now)
         if isinstance(decision, ShiftTraffic):
             changes |= {"shares": matrix, "moved_at": now, "revision": row.revision + 1}
-        if not _save_matrix(row, changes):
-            return False
-        if isinstance(decision, ShiftTraffic):
+        saved = _save_matrix(row, changes)
+        if saved and isinstance(decision, ShiftTraffic):
             _record_shift(row.revision + 1, decision, now)
-    return isinstance(decision, ShiftTraffic)
+    return _Steered(view, decision, is_news, saved)
 
 
 def _save_matrix(row: TrafficMatrix, changes: dict[str, Any]) -> bool:

@@ -3,7 +3,7 @@ for load tests. A publisher never replaces a table with one planned from older r
 
 import logging
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -19,6 +19,8 @@ from fleet.deployments.models import Deployment
 from fleet.faults.services.incidents import incident_open, incidents_close
 from fleet.reconcile.planning.states import CellState
 from fleet.reconcile.selectors.snapshot import LISTENING_LEASE
+from fleet.recorder.planning.loops import Round
+from fleet.recorder.services import Recorder
 from fleet.regions.models import Region
 from kernel import live
 from kernel.events import event_record
@@ -30,7 +32,19 @@ from traffic.keys.selectors import KEY_RING
 from traffic.region_shares.models import TrafficMatrix, TrafficShift
 from traffic.routing.models import Ingress, IngressReport, RoutingTable
 from traffic.routing.planning.ingresses import plan_unrouted
-from traffic.routing.planning.tables import describe_change, describe_splits, keep_steering, plan_pools, plan_splits
+from traffic.routing.planning.recording import Kept, Publication, round_of, table_change, table_digest
+from traffic.routing.planning.tables import (
+    HeldDeployment,
+    IngressAddress,
+    RoutableCell,
+    ServedDeployment,
+    Steering,
+    describe_change,
+    describe_splits,
+    keep_steering,
+    plan_pools,
+    plan_splits,
+)
 from traffic.routing.selectors import KnownTable, RoutingCache, UnreadableTable, following_ingresses
 from traffic.usage.models import UsageHour
 
@@ -43,9 +57,10 @@ TABLES_KEPT = 200
 log = logging.getLogger(__name__)
 
 
-def tables_publish(*, now: datetime, cache: RoutingCache | None = None) -> list[str]:
+def tables_publish(*, now: datetime, cache: RoutingCache | None = None, recorder: Recorder | None = None) -> list[str]:
     """Publishes a table for each region whose pools changed and returns these regions. A `cache` of earlier passes
-    skips planning if nothing has changed since the last pass that published nothing."""
+    skips planning if nothing has changed since the last pass that published nothing. `recorder`: stores what was
+    published."""
     known = cache or RoutingCache()
     known.begin()
     # Read first: a concurrent publisher takes this revision, so a plan never replaces a table that is newer than its
@@ -57,7 +72,8 @@ def tables_publish(*, now: datetime, cache: RoutingCache | None = None) -> list[
     _note_steerings(unreadable, known.open_subjects(BAD_STEERING), now)
     standing, regions, holds = known.key_ring_version(), known.regions(), known.holds()
     seen = (current, deployments, cells, ingresses, shared, unreadable, standing, regions, holds)
-    published = []
+    published, changed = [], dict[str, bool]()
+    planned: dict[str, tuple[_Wanted, _Wanted]] = {}
     if seen != known.published:
         ingresses_of = Counter(ingress.region for ingress in ingresses)
         splits = plan_splits(deployments, shared)
@@ -69,13 +85,62 @@ def tables_publish(*, now: datetime, cache: RoutingCache | None = None) -> list[
             kept = _kept_splits(splits, before or _NOTHING, unreadable)
             wanted = _Wanted(pools, kept, key_ring(standing, ingresses_of[region]))
             is_new = before != wanted and _publish_table(region, wanted, before or _NOTHING, table, now)
+            planned[region] = before or _NOTHING, wanted
+            if before != wanted:
+                changed[region] = is_new
             if is_new:
                 published.append(region)
             if table is not None and table.problem is not None:
                 _note_unreadable(region, table.problem, replaced=is_new, now=now)
         known.published = None if published else seen
     known.end()
+    if recorder is not None and published:
+        inputs = _Inputs(deployments, cells, ingresses, shared, holds, regions, unreadable)
+        recorder.record(_rounds(inputs, planned, changed, now))
     return published
+
+
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    deployments: Iterable[ServedDeployment]
+    cells: Iterable[RoutableCell]
+    ingresses: Iterable[IngressAddress]
+    steerings: Mapping[str, Steering]
+    holds: Mapping[str, HeldDeployment]
+    regions: Iterable[str]
+    unreadable: Mapping[str, str]
+
+
+def _rounds(
+    inputs: _Inputs, planned: Mapping[str, tuple["_Wanted", "_Wanted"]], changed: Mapping[str, bool], now: datetime
+) -> Iterator[Round]:
+    """One round. `planned`: the tables before and after by region; `changed`: whether the new one was stored."""
+    before = {region: table_digest(one.pools, one.splits) for region, (one, _) in planned.items()}
+    after = {region: table_digest(planned[region][1].pools, planned[region][1].splits) for region in changed}
+    decided = [(table_change(region, before[region], after[region]), stored) for region, stored in changed.items()]
+    decisions = [(change, stored) for change, stored in decided if change is not None]
+    if not decisions:
+        return  # only keys differ
+    view = Publication(
+        deployments={one.name: one for one in inputs.deployments},
+        cells={one.id: one for one in inputs.cells},
+        ingresses={one.id: one for one in inputs.ingresses},
+        steerings=inputs.steerings,
+        holds=inputs.holds,
+        regions=tuple(inputs.regions),
+        in_force=before,
+        unreadable=tuple(inputs.unreadable),
+        kept={region: _kept(one, after, inputs.unreadable) for region, (one, after) in planned.items()}
+        if inputs.unreadable
+        else {},
+    )
+    yield round_of(view, tuple(change for change, _ in decisions), tuple(stored for _, stored in decisions), now)
+
+
+def _kept(before: "_Wanted", after: "_Wanted", unreadable: Container[str]) -> Kept:
+    pools = tuple(pool for pool in before.pools if pool.name in unreadable)
+    models = {model for pool in pools for model in pool.models}
+    return Kept(pools, tuple(split for split in before.splits if split.model in models))
 
 
 @dataclass(frozen=True, slots=True)
