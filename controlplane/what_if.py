@@ -17,7 +17,6 @@ from fleet.deployments.selectors import roles_objection, shapes_of
 from fleet.deployments.services.instance_types import ByType, check_by_type
 from fleet.reconcile.planning.snapshot import FleetView
 from fleet.reconcile.selectors.snapshot import fleet_view, version_view
-from fleet.regions.models import Region
 from fleet.rollouts.services import rollout_propose
 from kernel.refusals import InvalidInput
 from simulator.prediction import Change, Forecast, LoseRegion, RollOut, Scale, predict
@@ -198,11 +197,12 @@ def _noting(forecast: Forecast, notes: Iterable[str]) -> Forecast:
     return replace(forecast, warnings=(*forecast.warnings, *notes))
 
 
-def plan_lost_region(*, region: str, now: datetime, has_time: HasTime) -> Forecast:
-    """What the loss of every machine of a region would do. Raises InvalidInput for an unknown region."""
-    view = fleet_view(now=now)
+def plan_lost_region(*, region: str, now: datetime, has_time: HasTime, after: FleetView | None = None) -> Forecast:
+    """What the loss of every machine of a region would do. `after`: a snapshot with changes that are only considered;
+    the region is lost once they are over. Raises InvalidInput for an unknown region."""
+    view = after or fleet_view(now=now)
     _known_regions(view, {region: 0}, "lose_region")
-    return _noting(_predict(view, LoseRegion(region), now, has_time), _scaling_notes())
+    return _noting(_predict(view, LoseRegion(region, settled=after is not None), now, has_time), _scaling_notes())
 
 
 def plan_onwards(*, view: FleetView, deployment: str, now: datetime, has_time: HasTime) -> Forecast:
@@ -220,7 +220,7 @@ def _asked(view: FleetView, deployment: str) -> dict[str, int]:
 
 def _known_regions(view: FleetView, regions: Mapping[str, Any], field: str) -> None:
     if unknown := sorted(set(regions) - set(view.regions)):
-        known = ", ".join(Region.objects.order_by("name").values_list("name", flat=True)) or "none"
+        known = ", ".join(sorted(view.regions)) or "none"
         raise InvalidInput(field=field, rule="exists", message=f"there is no region {unknown[0]!r}; there are: {known}")
 
 

@@ -56,9 +56,11 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class LoseRegion:
-    """Every machine of a region fails at the same time, and its provider reports it."""
+    """Every machine of a region fails at the same time, and its provider reports it. `settled`: first the fleet comes
+    to rest, such as after changes that are only considered; times count from the loss."""
 
     region: str
+    settled: bool = False
 
 
 Change = RollOut | Scale | LoseRegion
@@ -76,6 +78,18 @@ class PlaceForecast:
     ready_least: int
     ready_then: int
     least_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The moment from which a forecast counts: serving cells, numbers of entries, and seconds of the run."""
+
+    ready: Mapping[Place, int] = field(default_factory=dict)
+    at_s: float = 0.0
+    entries: int = 0
+    samples: Mapping[Place, int] = field(default_factory=dict)
+    launched: int = 0
+    is_settled: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,12 +123,26 @@ def predict(
     behaviours = {version: VersionBehaviour(load_s=seconds, load_spread=0.0) for version, seconds in load_s.items()}
     world = World(part, settings=budgets, behaviours=behaviours, skip_repeats=True, queue=queue)
     world.reconciler.pace = PACE if _nodes_then(part, change) <= LARGE_FLEET_NODES else LARGE_FLEET_PACE
-    before = dict(world.ready)
+    start = _start(world, change, has_time)
     _begin(world, change)
-    is_over = _run(world, change, has_time)
-    forecast = _forecast(world, change, before, is_over)
+    is_over = _run(world, change.region if isinstance(change, LoseRegion) else "", has_time)
+    forecast = _forecast(world, change, start, is_over)
     places = (*forecast.places, *_other_places(fleet, world))
     return replace(forecast, places=tuple(sorted(places, key=lambda place: (place.deployment, place.region))))
+
+
+def _start(world: World, change: Change, has_time: Callable[[], bool]) -> Start:
+    if not isinstance(change, LoseRegion) or not change.settled:
+        return Start(dict(world.ready))
+    is_settled = _run(world, "", has_time)
+    return Start(
+        ready=dict(world.ready),
+        at_s=world.queue.now_s,
+        entries=len(world.timeline.entries),
+        samples={place: len(series.ready) - 1 for place, series in world.series.items()},
+        launched=world.provider.launched,
+        is_settled=is_settled,
+    )
 
 
 def _nodes_then(part: FleetView, change: Change) -> int:
@@ -176,12 +204,14 @@ def _state_roles(world: World, name: str, cells: Mapping[str, int], roles: Mappi
     world.store.deployments[name] = spec
 
 
-def _run(world: World, change: Change, has_time: Callable[[], bool]) -> bool:
+def _run(world: World, lost: str, has_time: Callable[[], bool]) -> bool:
+    """Until the fleet is at rest outside the region `lost`; False if a limit came first."""
     calm_since_s: float | None = None
-    while world.queue.now_s < HORIZON_S and world.queue.done < MAX_EVENTS:
+    until_s = world.queue.now_s + HORIZON_S
+    while world.queue.now_s < until_s and world.queue.done < MAX_EVENTS:
         if not world.run_until(world.queue.now_s + POLL_EVERY_S, has_time):
             return False
-        if not _is_at_rest(world, change):
+        if not _is_at_rest(world, lost):
             calm_since_s = None
         elif calm_since_s is None:
             calm_since_s = world.queue.now_s
@@ -190,44 +220,46 @@ def _run(world: World, change: Change, has_time: Callable[[], bool]) -> bool:
     return False
 
 
-def _is_at_rest(world: World, change: Change) -> bool:
+def _is_at_rest(world: World, lost: str) -> bool:
     """Whether nothing more will happen: all is well, or the remaining steps wait for something that will not happen."""
     if any(rollout.state is not RolloutState.PAUSED for rollout in world.store.rollouts.values()):
         return False
-    lost = change.region if isinstance(change, LoseRegion) else None
     left = [cell for name in world.unsettled if (cell := world.store.cells.get(name)) is not None]
     return all(cell.region == lost or cell.state is CellState.PENDING for cell in left)
 
 
-def _forecast(world: World, change: Change, before: Mapping[Place, int], is_over: bool) -> Forecast:
-    steps = [entry for entry in world.timeline.entries if entry.kind.startswith(STEP_KINDS)]
-    places = tuple(_place_forecast(world, place, before.get(place, 0)) for place in sorted(world.series))
+def _forecast(world: World, change: Change, start: Start, is_over: bool) -> Forecast:
+    entries = (entry for entry in world.timeline.entries[start.entries :] if entry.kind.startswith(STEP_KINDS))
+    steps = [replace(entry, at_s=entry.at_s - start.at_s) for entry in entries]
+    places = tuple(_place_forecast(world, place, start) for place in sorted(world.series))
     waiting = (cell for cell in world.store.cells.values() if cell.state in {CellState.PENDING, CellState.LOST})
     last_s = steps[-1].at_s if steps else 0.0
     return Forecast(
         steps=tuple(steps[:MAX_STEPS]),
         took_s=last_s if is_over else None,
-        looked_s=world.queue.now_s,
+        looked_s=world.queue.now_s - start.at_s,
         places=places,
-        machines_launched=world.provider.launched,
+        machines_launched=world.provider.launched - start.launched,
         refusals=tuple(f"{cell.id}: {cell.reason}" for cell in waiting),
-        warnings=tuple(_warnings(world, change, places, steps, is_over)),
+        warnings=tuple(_warnings(world, start, places, steps, is_over)),
     )
 
 
-def _place_forecast(world: World, place: Place, ready_now: int) -> PlaceForecast:
-    series = world.series[place]
+def _place_forecast(world: World, place: Place, start: Start) -> PlaceForecast:
+    series, first, ready_now = world.series[place], start.samples.get(place, 0), start.ready.get(place, 0)
     wanted = world.store.deployments[place[0]].cells_wanted.get(place[1], 0)
-    least = min(series.ready)
-    least_at_s = series.at_s[series.ready.index(least)] if least < ready_now else 0.0
+    least = min(series.ready[first:])
+    least_at_s = series.at_s[series.ready.index(least, first)] - start.at_s if least < ready_now else 0.0
     return PlaceForecast(place[0], place[1], wanted, ready_now, least, series.ready[-1], least_at_s)
 
 
 def _warnings(
-    world: World, change: Change, places: tuple[PlaceForecast, ...], steps: list[TimelineEntry], is_over: bool
+    world: World, start: Start, places: tuple[PlaceForecast, ...], steps: list[TimelineEntry], is_over: bool
 ) -> Iterator[str]:
+    if not start.is_settled:
+        yield f"the changes before it were not over after {start.at_s:.0f} s, the limit of this forecast"
     if not is_over:
-        yield f"not over within {world.queue.now_s:.0f} s, the limit of this forecast"
+        yield f"not over within {world.queue.now_s - start.at_s:.0f} s, the limit of this forecast"
     if len(steps) > MAX_STEPS:
         yield f"{len(steps)} steps; the first {MAX_STEPS} are listed"
     for rollout in world.store.rollouts.values():
@@ -242,5 +274,5 @@ def _warnings(
         for region, claim in sorted(spec.claims.items()):
             if claim.in_force < claim.asked:
                 yield f"{name} in {region} may have {claim.in_force} of {claim.asked} cells: {claim.reason}"
-    if world.provider.launched:
-        yield f"{world.provider.launched} machines would be launched"
+    if launched := world.provider.launched - start.launched:
+        yield f"{launched} machines would be launched"

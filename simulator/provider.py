@@ -40,10 +40,11 @@ class SimulatedProvider:
         return machine
 
     def launch(self, node: str, region: str, topology: tuple[str, ...]) -> None:
-        self.launched += 1
         machine = self.add(node, topology)
         if region in self.sold_out:
             machine.has_power = False
+        else:
+            self.launched += 1
         self.context.queue.after(self.boot_s * (0.8 + 0.4 * self.context.random.random()), machine.boot)
 
     def terminate(self, node: str) -> None:

@@ -17,6 +17,7 @@ from controlplane.api.events import EventViewSet
 from controlplane.api.incident_reports import IncidentReportViewSet
 from controlplane.api.operations import OperationsViewSet
 from controlplane.api.schema import Documentation, Schema
+from controlplane.api.stress import WhatIfViewSet
 from controlplane.api.what_if import PlanViewSet
 from controlplane.api.why import ROUTES as WHY
 from kernel.nouns import noun_modules
@@ -52,6 +53,7 @@ OWN = (
     ("operations", OperationsViewSet, "operations"),
     ("incidents", IncidentReportViewSet, "incident-report"),
     ("plan", PlanViewSet, "plan"),
+    ("what-if", WhatIfViewSet, "what-if"),
     *WHY,
 )
 APPS = ("accounts", "fleet", "models_registry", "traffic")

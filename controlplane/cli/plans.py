@@ -63,6 +63,29 @@ def forecast_lines(title: str, forecast: Mapping[str, Any]) -> Iterator[Line]:
         yield f"    ! would wait: {refusal}", "warn"
 
 
+def stress_lines(answer: Mapping[str, Any], simulated: str) -> Iterator[Line]:
+    """What holds and what breaks first, and the simulated loss of a region."""
+    if not answer["deployments"]:
+        yield "No forecast of the next day yet: the process `controller` makes one from the measured load.", "idle"
+    else:
+        broken = any(row["breaks"] for row in answer["deployments"])
+        yield f"{answer['headline'][:1].upper()}{answer['headline'][1:]}.", "bad" if broken else "ok"
+    for row in answer["deployments"]:
+        held = "" if row["held_until"] is None else f" (now {row['held_until']:.1f})"
+        holds = f"  {row['deployment']}: holds until {row['holds_until']:.1f}{held}"
+        if row["breaks"]:
+            lacks = f"{row['unplaced']:.0f} of {row['load']:.0f} concurrent requests without room"
+            yield f"{holds}; {lacks} at {row['at'][11:16]} UTC, first in {row['first_region']}: TTFT grows", "bad"
+        else:
+            yield holds, "idle"
+    if answer["unknown"]:
+        yield f"  without a forecast: {', '.join(answer['unknown'])}", "idle"
+    if answer["forecast"] is not None:
+        yield from forecast_lines(f"the loss of {simulated}", answer["forecast"])
+        for step in answer["forecast"]["steps"]:
+            yield f"    T+{step['at_s']:.1f} s {step['subject']}: {step['text']}", "idle"
+
+
 def diff_lines(plan: Mapping[str, Any]) -> Iterator[Line]:
     """Each difference as two lines, before and after."""
     for step in plan["steps"]:

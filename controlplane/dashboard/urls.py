@@ -19,7 +19,7 @@ from fleet.cells.pages.views import CELL, CELLS, cell_action
 from fleet.deployments.pages.policies import SCALING_WIZARD, TRAFFIC_WIZARD, UPDATE_WIZARD
 from fleet.deployments.pages.views import DAY_PLAN, DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
 from fleet.deployments.pages.wizard import DEPLOYMENT_WIZARD
-from fleet.drafts.pages import (
+from fleet.drafts.pages.views import (
     PLAN_DRAFT,
     PLAN_DRAFTS,
     plan_draft_action,

@@ -17,6 +17,7 @@ from accounts.permissions import FactorNeeded
 from controlplane.api.apply.documents import role_needed
 from controlplane.api.apply.execution import NotPossible, Requester, documents_apply, documents_preview
 from controlplane.api.apply.planning import Kind
+from controlplane.api.apply.present import revisions_of
 from controlplane.api.apply.view import predicted_effects
 from controlplane.dashboard.actions import Submission, to_confirmation
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest, View, page_view, shell_context
@@ -72,7 +73,8 @@ def wizard_view(wizard: Wizard, shell: Fragment) -> View:
             return _download(wizard, checked)
         if go == "draft" and checked.is_ready:
             try:
-                row = draft_add(owner=request.user.get_username(), documents=checked.documents, now=form.now)
+                owner, bases = request.user.get_username(), revisions_of(checked.parsed)
+                row = draft_add(owner=owner, documents=checked.documents, bases=bases, now=form.now)
                 return redirect("plan-draft", row.key)
             except Refusal as refusal:
                 checked.add("", str(refusal))

@@ -4,7 +4,7 @@ applying it has those of its steps."""
 import hashlib
 import json
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any
 
@@ -21,6 +21,8 @@ BYTES_MOST = 200_000
 NAME_MOST = 80
 FIELDS = ("apiVersion", "kind", "metadata", "spec")
 Documents = list[dict[str, Any]]
+Bases = Mapping[str, str]
+"""Kind and name of an object -> its revision."""
 
 
 def digest_of(row: PlanDraft) -> str:
@@ -44,8 +46,9 @@ def object_of(document: dict[str, Any]) -> tuple[str, str]:
 
 
 @transaction.atomic
-def draft_create(*, owner: str, name: str, documents: Documents, now: datetime) -> PlanDraft:
-    """Raises InvalidInput if the user has too many drafts, or the documents are too large."""
+def draft_create(*, owner: str, name: str, documents: Documents, bases: Bases, now: datetime) -> PlanDraft:
+    """`bases`: present revisions of the objects. Raises InvalidInput if the user has too many drafts, or the documents
+    are too large."""
     drafts = list(PlanDraft.objects.select_for_update().filter(owner=owner))
     applied = [row.pk for row in drafts if row.applied_at is not None]
     if len(drafts) - len(applied) >= DRAFTS_MOST:
@@ -57,22 +60,25 @@ def draft_create(*, owner: str, name: str, documents: Documents, now: datetime) 
         owner=owner,
         name=_name(name) or f"Draft of {now:%Y-%m-%d %H:%M}",
         documents=_within_limits(documents),
+        bases=_bases(documents, bases),
         changed_at=now,
     )
 
 
 @transaction.atomic
-def draft_add(*, owner: str, documents: Documents, now: datetime) -> PlanDraft:
+def draft_add(*, owner: str, documents: Documents, bases: Bases, now: datetime) -> PlanDraft:
     """Add documents to the user's latest draft, or to a new one. Raises InvalidInput if it becomes too large."""
     drafts = PlanDraft.objects.select_for_update().filter(owner=owner, applied_at=None)
     row = drafts.order_by("-changed_at", "key").first()
     if row is None:
-        return draft_create(owner=owner, name="", documents=documents, now=now)
-    return _store(row, merged(row.documents, documents), now)
+        return draft_create(owner=owner, name="", documents=documents, bases=bases, now=now)
+    return _store(row, merged(row.documents, documents), bases, now)
 
 
 @transaction.atomic
-def draft_change(*, key: str, actor: str, name: str, documents: Documents, digest: str, now: datetime) -> PlanDraft:
+def draft_change(
+    *, key: str, actor: str, name: str, documents: Documents, bases: Bases, digest: str, now: datetime
+) -> PlanDraft:
     """Replace the documents. `digest`: of the documents that the user has seen. Raises Conflict if the draft was
     applied or has changed since, InvalidInput if it becomes too large, PermissionDenied for users other than its
     owner."""
@@ -80,14 +86,14 @@ def draft_change(*, key: str, actor: str, name: str, documents: Documents, diges
     if digest != digest_of(row):
         raise Conflict("the draft has changed since this page was shown; copy your text and open the form again")
     row.name = _name(name) or row.name
-    return _store(row, documents, now)
+    return _store(row, documents, bases, now)
 
 
 @transaction.atomic
 def draft_remove(*, key: str, actor: str, kind: str, name: str, now: datetime) -> PlanDraft:
     """Remove the document of this object; without one, nothing changes. Raises as `draft_change`."""
     row = _changeable(key, actor)
-    return _store(row, [one for one in row.documents if object_of(one) != (kind, name)], now)
+    return _store(row, [one for one in row.documents if object_of(one) != (kind, name)], {}, now)
 
 
 @transaction.atomic
@@ -129,10 +135,21 @@ def _changeable(key: str, actor: str) -> PlanDraft:
     return row
 
 
-def _store(row: PlanDraft, documents: Documents, now: datetime) -> PlanDraft:
-    row.documents, row.changed_at = _within_limits(documents), now
-    row.save(update_fields=["name", "documents", "changed_at"])
+def _store(row: PlanDraft, documents: Documents, bases: Bases, now: datetime) -> PlanDraft:
+    """Unchanged documents keep the revisions for which they were written."""
+    kept = _bases([one for one in row.documents if one in documents], row.bases)
+    row.documents, row.bases = _within_limits(documents), _bases(documents, {**bases, **kept})
+    row.changed_at = now
+    row.save(update_fields=["name", "documents", "bases", "changed_at"])
     return row
+
+
+def _bases(documents: Documents, bases: Bases) -> dict[str, str]:
+    return {title: bases[title] for title in map(_title, documents) if title in bases}
+
+
+def _title(document: dict[str, Any]) -> str:
+    return " ".join(object_of(document))
 
 
 def _within_limits(documents: Documents) -> Documents:

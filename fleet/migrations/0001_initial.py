@@ -1210,6 +1210,7 @@ class Migration(migrations.Migration):
                 ('owner', models.CharField(max_length=150)),
                 ('name', models.CharField(max_length=80)),
                 ('documents', models.JSONField(default=list)),
+                ('bases', models.JSONField(default=dict)),
                 ('changed_at', models.DateTimeField()),
                 ('applied_at', models.DateTimeField(null=True)),
                 ('applied_by', models.CharField(blank=True, max_length=150)),

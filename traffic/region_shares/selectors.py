@@ -3,7 +3,7 @@ cell. It never writes."""
 
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -19,8 +19,10 @@ from fleet.cells.models import Cell, Disruption
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.selectors import concurrency_by_type, concurrency_on
 from fleet.load.models import RefusedRequests
-from fleet.reconcile.planning.states import CellState
+from fleet.reconcile.planning.states import CellState, RolloutState
 from fleet.regions.models import Region
+from fleet.rollouts.models import Rollout
+from fleet.rollouts.selectors import ACTIVE
 from kernel.row_cache import WrittenTables
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.roles import role_concurrency
@@ -353,18 +355,19 @@ BATCH = "batch"
 
 @dataclass(frozen=True, slots=True)
 class ExpectedLoad:
-    """Deployments with a recent forecast of the next day. `is_judged`: all forecasts are based on past errors."""
+    """Deployments with a recent forecast of the next day, once their rollouts are over. `unknown`: deployments without
+    one. `is_judged`: all forecasts are based on past errors. `regions` in their order, `latency_ms` between each pair
+    of them."""
 
     deployments: tuple[ExpectedDeployment, ...]
+    unknown: tuple[str, ...]
     is_judged: bool
-
-
-def region_latencies_ms() -> dict[tuple[str, str], float]:
-    return latencies_ms(Region.objects.values_list("name", flat=True), settings.REGION_LATENCY_MS)
+    regions: tuple[str, ...]
+    latency_ms: Mapping[tuple[str, str], float]
 
 
 def expected_load(now: datetime) -> ExpectedLoad:
-    """In a constant number of queries."""
+    """In a constant number of queries. Inside the transaction of a preview: what its steps leave."""
     recent = DemandForecast.objects.filter(made_at__gt=now - FORECAST_FRESH_FOR).exclude(serving_class=BATCH)
     forecasts = list(recent.defer("ledger", "p50", "p99", "methods"))
     is_judged = bool(forecasts) and all(row.is_judged for row in forecasts)
@@ -375,17 +378,38 @@ def expected_load(now: datetime) -> ExpectedLoad:
     kinds: dict[tuple[str, str], Counter[str]] = defaultdict(Counter)
     for deployment, region, kind in live_cells.values_list("deployment_id", "region_id", "instance_type_id"):
         kinds[deployment, region][kind] += 1
-    policies, plans = traffic_policies(), place_plans(now, series)
+    policies, plans, targets = traffic_policies(), place_plans(now, series), _rollout_targets()
     rows = Deployment.objects.filter(name__in=series).select_related("model_version").prefetch_related("regions")
     deployments = tuple(
-        _expected_deployment(row, series[row.name], kinds, policies.get(row.name, TrafficPolicy()), plans)
+        _expected_deployment(
+            row,
+            targets.get(row.name, row.model_version),
+            series[row.name],
+            kinds,
+            policies.get(row.name, TrafficPolicy()),
+            plans,
+        )
         for row in rows.order_by("name")
     )
-    return ExpectedLoad(deployments, is_judged)
+    regions = tuple(Region.objects.order_by("position", "name").values_list("name", flat=True))
+    unknown = Deployment.objects.exclude(name__in=series).order_by("name").values_list("name", flat=True)
+    return ExpectedLoad(
+        deployments, tuple(unknown), is_judged, regions, latencies_ms(regions, settings.REGION_LATENCY_MS)
+    )
+
+
+def _rollout_targets() -> dict[str, ModelVersion]:
+    """Deployment -> the version that it has after its active rollout."""
+    rows = Rollout.objects.filter(state__in=ACTIVE).select_related("from_version", "to_version")
+    return {
+        row.deployment_id: row.from_version if row.state == RolloutState.ROLLING_BACK.value else row.to_version
+        for row in rows
+    }
 
 
 def _expected_deployment(
     row: Deployment,
+    version: ModelVersion,
     origins: Mapping[str, list[DemandForecast]],
     kinds: Mapping[tuple[str, str], Counter[str]],
     policy: TrafficPolicy,
@@ -399,8 +423,10 @@ def _expected_deployment(
         demand = [
             sum(column) for column in zip(*(_padded(one.p90, slots) for one in origins.get(region, ())), strict=True)
         ]
-        per_cell = _tested_per_cell(row, kinds.get((row.name, region), Counter()), policy)
-        cells = _cells_by_slot(placed.get(region), plans.get((row.name, region)), slots)
+        place = placed.get(region)
+        found = Counter(place.by_type) if place and place.by_type else kinds.get((row.name, region), Counter())
+        per_cell = _tested_per_cell(row.instance_types, version, found, policy)
+        cells = _cells_by_slot(place, plans.get((row.name, region)), slots)
         places[region] = ExpectedPlace(demand or [0.0] * slots, [per_cell * count for count in cells])
     return ExpectedDeployment(row.name, first.made_at, first.slot_s, places, policy)
 
@@ -415,16 +441,19 @@ def _cells_by_slot(place: DeploymentRegion | None, plan: PlacePlan | None, slots
         return [0] * slots
     if plan is None or place.range is None:
         return [place.cells_in_force] * slots
-    return [plan.cells[min(slot, len(plan.cells) - 1)] for slot in range(slots)]
+    return [place.range.clamped(plan.cells[min(slot, len(plan.cells) - 1)]) for slot in range(slots)]
 
 
-def _tested_per_cell(row: Deployment, kinds: Counter[str], policy: TrafficPolicy) -> float:
-    """Mean tested concurrency of its cells there, or that of the preferred type without cells."""
-    counted = kinds or Counter({row.instance_types[0]: 1})
+def _tested_per_cell(
+    instance_types: Sequence[str], version: ModelVersion, kinds: Counter[str], policy: TrafficPolicy
+) -> float:
+    """Mean tested concurrency of its cells there, or that of the preferred type without cells on one of its types."""
+    known = Counter({kind: cells for kind, cells in kinds.items() if kind in instance_types and cells > 0})
+    counted = known or Counter({instance_types[0]: 1})
     total = 0
     for kind, cells in counted.items():
         try:
-            total += cells * (policy.tested_on(kind) or concurrency_on(row.model_version, kind))
+            total += cells * (policy.tested_on(kind) or concurrency_on(version, kind))
         except InvalidVersion:
             continue
     return total / counted.total()

@@ -35,6 +35,7 @@ from models_registry.versions.models import ModelVersion
 from models_registry.versions.selectors import version_by_reference, version_stated
 from models_registry.versions.services.drafts import draft_change, draft_create, model_change, model_create
 from models_registry.versions.services.validation import validation_start
+from traffic.region_shares.selectors import ExpectedLoad, expected_load
 from traffic.region_shares.services.overrides import traffic_policy_change
 
 APPLY_LOCK = 0x5357_4150
@@ -52,13 +53,14 @@ class Requester:
 
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
-    """`waiting`: steps that a second admin must approve. `fleet`: its state after the steps of a preview; None if it
-    was not requested."""
+    """`waiting`: steps that a second admin must approve. `fleet` and `load`: the fleet and its expected load after the
+    steps of a preview; None if they were not requested."""
 
     plan: Plan
     revision: str
     waiting: tuple[Approval, ...]
     fleet: FleetView | None = None
+    load: ExpectedLoad | None = None
 
 
 class NotPossible(Exception):
@@ -69,15 +71,19 @@ class NotPossible(Exception):
         self.objections = tuple(objections)
 
 
-def documents_preview(*, documents: Sequence[Document], requester: Requester, with_fleet: bool = True) -> ApplyResult:
+def documents_preview(
+    *, documents: Sequence[Document], requester: Requester, with_fleet: bool = True, with_load: bool = False
+) -> ApplyResult:
     """Predict the result of applying these documents. Changes nothing. `with_fleet`: also read the fleet after the
-    steps, which takes about a second in a large one. Raises NotPossible if documents break rules, and lists all
-    violations. Raises Conflict if a document conflicts with the current state."""
+    steps, which takes about a second in a large one; `with_load`: also its expected load then. Raises NotPossible if
+    documents break rules, and lists all violations. Raises Conflict if a document conflicts with the current state."""
     with transaction.atomic():
         try:
             outcome = _execute(documents, requester)
             if with_fleet:
                 outcome = replace(outcome, fleet=fleet_view(now=requester.now))
+            if with_load:
+                outcome = replace(outcome, load=expected_load(requester.now))
         finally:
             transaction.set_rollback(True)
     return outcome

@@ -118,6 +118,11 @@ def revision_of(present: Present) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def object_revisions(present: Present) -> dict[str, str]:
+    """Kind and name of each object -> its `revision_of`."""
+    return {f"{kind} {name}": revision_of({(kind, name): state}) for (kind, name), state in present.items()}
+
+
 def plan_documents(documents: Sequence[Document], present: Present) -> Plan:
     """The missing steps, in order of dependency."""
     steps: list[Step] = []

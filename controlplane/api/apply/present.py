@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from controlplane.api.apply.planning import Document, Kind, Present
+from controlplane.api.apply.planning import Document, Kind, Present, object_revisions
 from fleet.autoscaling.planning.policy import cells_as_json
 from fleet.deployments.models import Deployment
 from fleet.faults.models import FaultRule
@@ -37,6 +37,11 @@ def present_of(documents: Iterable[Document]) -> Present:
         there = _LOADERS[kind](names)
         present.update({(kind, name): there.get(name) for name in names})
     return present
+
+
+def revisions_of(documents: Iterable[Document]) -> dict[str, str]:
+    """Title of each document -> the present revision of its object, to notice later changes."""
+    return object_revisions(present_of(documents))
 
 
 def _instance_types(names: set[str]) -> dict[str, Stated]:

@@ -145,7 +145,7 @@ class ApplyViewSet(ViewSet):
         if payload["dry_run"]:
             return _preview(request, documents, requester)
         require(request, role_needed(documents), deployment_described(request.data))
-        result = _or_refused(documents_apply, documents=documents, requester=requester, revision=payload["revision"])
+        result = or_refused(documents_apply, documents=documents, requester=requester, revision=payload["revision"])
         return Response(AppliedSerializer(_result_fields(result, applied=True)).data)
 
     @extend_schema(request=PreviewDocumentsSerializer, responses={200: AppliedSerializer})
@@ -174,7 +174,7 @@ def _sender(request: Request, why: str) -> Requester:
     return Requester(actor=actor_of(request), why=why, now=clock.now())
 
 
-def _or_refused(service: Any, **arguments: Any) -> ApplyResult:
+def or_refused(service: Any, **arguments: Any) -> ApplyResult:
     """The service's result; rule violations become API errors. Raises Conflict if the only errors are conflicts with
     the current state. Raises ValidationError for every broken rule, by path."""
     try:
@@ -198,7 +198,7 @@ def _by_path(objections: Sequence[Objection]) -> dict[str, list[str]]:
 def _preview(request: Request, documents: Sequence[Document], requester: Requester) -> Response:
     """A plan with predictions for the changed deployments, within the time limit."""
     with FORECASTS.take(request.user.get_username()) as has_time:
-        result = _or_refused(documents_preview, documents=documents, requester=requester)
+        result = or_refused(documents_preview, documents=documents, requester=requester)
         shown = result if access_of(request).operate else _without_values(result)
         return _preview_response(shown, requester.now, has_time)
 

@@ -1,4 +1,4 @@
-"""The forecast load of a deployment over the next day, and past forecast errors."""
+"""The forecast load of a deployment over the next day, past forecast errors, and what the fleet would carry of more."""
 
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -7,6 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from controlplane.cli.completion import names_of
+from controlplane.cli.documents import read_documents
+from controlplane.cli.errors import Failure, Problem
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.plans import stress_lines
 from controlplane.cli.resources import Column, Row, at, number
 from controlplane.cli.session import session_of
 
@@ -42,6 +46,46 @@ def forecast(
         run.output.document(found)
         return
     run.output.rows(COLUMNS, [row for one in found for row in _rows(one)], empty=EMPTY)
+
+
+@app.command("what-if")
+def what_if(
+    context: typer.Context,
+    factor: Annotated[float, typer.Option(min=0, max=16, help="Multiple of the load forecast for the next day.")] = 1.0,
+    lost: Annotated[
+        list[str] | None,
+        typer.Option(help="A lost region; may be repeated.", autocompletion=names_of("regions")),
+    ] = None,
+    simulate: Annotated[
+        str,
+        typer.Option(help="Also simulate the loss of this region step by step.", autocompletion=names_of("regions")),
+    ] = "",
+    filename: Annotated[
+        list[str] | None,
+        typer.Option("-f", "--filename", help="Documents to apply first: a file, a folder, or - for standard input."),
+    ] = None,
+    draft: Annotated[str, typer.Option(help="Key of a plan draft to apply first, from its link.")] = "",
+) -> None:
+    """Show what breaks first, where and when, at a higher load or without regions. Changes nothing.
+
+    switchyard what-if --factor 1.5 --lost us-east-1
+    switchyard what-if -f fleet.yaml --simulate us-east-1"""
+    run = session_of(context)
+    if filename and draft:
+        raise Failure("give documents with -f, or a draft", ExitCode.USAGE)
+    written = read_documents(filename) if filename else None
+    body: dict[str, Any] = {"factor": factor, "lost": lost or []}
+    body |= {"simulate": simulate} if simulate else {}
+    body |= {"draft": draft} if draft else {"documents": written.documents} if written else {}
+    try:
+        answer = run.connection.post("what-if", body)
+    except Problem as problem:
+        raise Problem(problem.status, problem.document, dict(written.places) if written else {}) from None
+    if run.output.is_for_programs:
+        run.output.document(answer)
+        return
+    for text, tone in stress_lines(answer, simulate):
+        run.output.toned(text, tone)
 
 
 def _rows(one: dict[str, Any]) -> Iterator[Row]:

@@ -33,7 +33,7 @@ READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
 }  # fmt: skip
 ASKED_BY_POST = {  # and nothing is changed
     "POST rollouts/preview", "POST traffic/overrides/preview", "POST traffic/evacuations/preview", "POST plan",
-    "POST apply/preview",
+    "POST apply/preview", "POST what-if",
 }  # fmt: skip
 OWN = {  # only the caller's, unless an admin asks
     "POST tokens", "POST tokens/{id}/revoke", "POST sessions/{id}/revoke", "POST approvals/{id}/reject",

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from controlplane.api import stress
 from controlplane.api.apply import view
 from controlplane.cli.commands.act import seconds
 from controlplane.cli.commands.observe import fresh_lines, log_lines, summed
@@ -14,7 +15,7 @@ from controlplane.cli.commands.rollouts import stated
 from controlplane.cli.errors import Failure
 from controlplane.cli.main import shared_first
 from controlplane.cli.output import Format, Output, as_yaml, described, plain_table
-from controlplane.cli.plans import diff_lines, effect_lines, forecast_lines, plan_lines
+from controlplane.cli.plans import diff_lines, effect_lines, forecast_lines, plan_lines, stress_lines
 from controlplane.cli.resources import Resource, age_text, column_of, columns_of, text_of
 from controlplane.cli.schema import entries_of, resource_of
 from tests.controlplane.api.client import document
@@ -140,6 +141,23 @@ def test_a_forecast_says_when_the_fewest_cells_serve() -> None:
     place = {**forecast["places"][0], "ready_least": 0, "least_at_s": 41.6}
     lines = list(forecast_lines("sim-70b", {**forecast, "places": [place]}))
     assert ("    sim-70b in us-west-2: 2 ready now, 0 at minimum (in 42 s), 3 at the end, of 3", "bad") in lines
+
+
+def test_what_breaks_first_is_told_with_where_and_when() -> None:
+    (row,) = stress.ANSWER["deployments"]
+    broken = {**row, "breaks": True, "unplaced": 33.4}
+    forecast = view.PLAN["effects"][0]["forecast"]
+    lines = [text for text, _ in stress_lines({**stress.ANSWER, "deployments": [broken], "forecast": forecast}, "us-1")]
+    assert lines[0].startswith("The fleet without us-east-1 holds until 1.8 times the forecast")
+    assert lines[1:4] == [
+        "  sim-70b: holds until 1.8 (now 1.2); 33 of 96 concurrent requests without room at 17:15 UTC, first in "
+        "us-east-1: TTFT grows",
+        "  without a forecast: chat",
+        "  predicted for the loss of us-1: over in 42 s, 2 changes of cells and nodes",
+    ]
+    assert lines[-1].startswith("    T+41.6 s sim-70b-us-west-2-5: ")
+    nothing = {**stress.ANSWER, "deployments": [], "unknown": []}
+    assert [text.partition(":")[0] for text, _ in stress_lines(nothing, "")] == ["No forecast of the next day yet"]
 
 
 def test_a_difference_is_two_lines() -> None:

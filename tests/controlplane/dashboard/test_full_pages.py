@@ -23,7 +23,13 @@ ROOT = Path(__file__).parents[3]
 PACKAGES = ("controlplane/dashboard", "fleet", "models_registry", "traffic")
 WITH_CHARTS = {"batch-page", "cell", "costs", "deployment", "key", "keys", "node", "region", "traffic", "usage"}
 """Pages whose charts the rows fill. Benchmarks and speculation have no axis of time, so no markers."""
-MAY_BE_EMPTY = ("/plan/", "/what-if/?factor=1.5", "/nodes/n-000000aa/", "/models/model-0@1/diff/?against=model-0@1")
+MAY_BE_EMPTY = (
+    "/plan/",
+    "/what-if/?factor=1.5",
+    "/plan/drafts/draft-0/",
+    "/nodes/n-000000aa/",
+    "/models/model-0@1/diff/?against=model-0@1",
+)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ from django.core.files.uploadedfile import SimpleUploadedFile
 from django.test import Client
 
 from controlplane.dashboard.wizards import documents_as_yaml
-from fleet.deployments.models import DeploymentRegion
+from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.drafts import services
 from fleet.drafts.models import PlanDraft
 from fleet.faults.planning.views import SETTABLE_RULES, RuleMode
@@ -18,13 +18,15 @@ from kernel import clock
 from kernel.access import Role
 from kernel.models import Event
 from kernel.refusals import InvalidInput
-from models_registry.versions.models import Model
+from models_registry.versions.models import Model, ModelVersion
 from tests.controlplane.access.callers import make_user
-from tests.controlplane.dashboard.clients import signed_in
+from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
+from tests.traffic.rows import EAST, forecast_row
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 NEW = "/plan/drafts/new/"
+WEST = "us-west-2"
 TOY: dict[str, Any] = {"apiVersion": "switchyard/v1", "kind": "Model", "metadata": {"name": "toy"}, "spec": {}}
 CELLS: dict[str, Any] = {
     "apiVersion": "switchyard/v1",
@@ -39,7 +41,7 @@ def described(text: str) -> dict[str, Any]:
 
 
 def draft(*documents: dict[str, Any], owner: str = "operator") -> PlanDraft:
-    return services.draft_create(owner=owner, name="Campaign", documents=list(documents), now=clock.now())
+    return services.draft_create(owner=owner, name="Campaign", documents=list(documents), bases={}, now=clock.now())
 
 
 def url(row: PlanDraft, *more: str) -> str:
@@ -179,7 +181,7 @@ def test_a_repeated_apply_applies_once() -> None:
 def test_a_stale_review_applies_nothing() -> None:
     client, row = signed_in(), draft(TOY)
     form = {**reviewed(client, row), "why": "late"}
-    services.draft_add(owner="operator", documents=[described("more")], now=clock.now())
+    services.draft_add(owner="operator", documents=[described("more")], bases={}, now=clock.now())
     assert "draft has changed" in client.post(url(row, "ask/apply/"), form).text
     fresh = {**reviewed(client, row), "why": "late"}
     rows.version("1")
@@ -276,3 +278,136 @@ def test_an_owner_deletes_the_draft() -> None:
     assert signed_in().post(url(row, "ask/delete/")).headers["Location"] == "/plan/drafts/"
     assert not PlanDraft.objects.exists()
     assert User.objects.filter(username="operator").exists()
+
+
+@pytest.fixture
+def forecast() -> None:
+    """Two cells for 64 requests each in each of two regions, and 90 requests in the east."""
+    for where in (EAST, WEST):
+        rows.deployment(cells=2, where=where)
+    ModelVersion.objects.update(max_concurrency=64)
+    forecast_row(75, made_at=clock.now())
+
+
+def west(cells: int) -> dict[str, Any]:
+    return {**CELLS, "spec": {"regions": [{"region": WEST, "cells": cells}]}}
+
+
+@pytest.mark.usefixtures("forecast")
+def test_regions_are_lost_and_load_rises_on_the_fleet_that_the_draft_leaves() -> None:
+    client = signed_in()
+    less, more = draft(west(1)), draft(west(4))
+    text = fragment(client, url(less, f"?lost={EAST}"), "draft-what-if")
+    assert "The fleet without us-east-1 holds until 0.6 times the forecast of the next day (now 1.1)" in text
+    assert "first to break: TTFT of sim-70b in us-east-1" in text
+    assert "breaks" in text
+    text = fragment(client, url(more, f"?lost={EAST}&factor=1.2"), "draft-what-if")
+    assert "holds until 2.2 times the forecast of the next day (now 1.1)" in text
+    assert "breaks" not in text
+    assert DeploymentRegion.objects.get(region=WEST).cells == 2
+
+
+@pytest.mark.usefixtures("forecast")
+def test_the_loss_of_a_region_after_the_draft_is_simulated() -> None:
+    text = fragment(signed_in(), url(draft(west(1)), f"?simulate={WEST}"), "draft-what-if")
+    assert f"If {WEST} is lost after this draft" in text
+    assert f"sim-70b in {WEST}" in text
+
+
+@pytest.mark.usefixtures("forecast")
+@pytest.mark.parametrize("query", ["factor=nan&lost=mars", "simulate=mars", "lost=&factor=1e999&simulate=%0a"])
+def test_odd_questions_are_answered(query: str) -> None:
+    text = fragment(signed_in(), url(draft(west(1)), f"?{query}"), "draft-what-if")
+    assert 'value="1.0"' in text
+    assert ("There is no region" in text) == ("simulate=mars" in query)
+
+
+def test_a_draft_that_cannot_be_applied_refers_to_the_present_fleet() -> None:
+    rows.deployment()
+    lost = {**CELLS, "spec": {"regions": [{"region": "nowhere", "cells": 1}]}}
+    assert "cannot be applied" in fragment(signed_in(), url(draft(lost)), "draft-what-if")
+    assert "this is the present fleet" in fragment(signed_in(), url(draft()), "draft-what-if")
+
+
+def test_an_object_that_changed_after_it_was_added_is_named() -> None:
+    rows.deployment()
+    client = signed_in()
+    client.post(NEW, {"name": "Campaign", "yaml": documents_as_yaml([CELLS, TOY])})
+    row = PlanDraft.objects.get()
+    assert "has changed since" not in client.get(url(row)).text
+    DeploymentRegion.objects.update(cells=5)
+    text = client.get(url(row)).text
+    assert "Deployment sim-70b has changed since it was added" in text
+    assert "sim-70b should have 3 cells in us-east-1, not 5" in text
+    services.draft_add(owner="operator", documents=[described("more")], bases={"Model toy": "x"}, now=clock.now())
+    assert "Deployment sim-70b has changed since" in client.get(url(row)).text, "other documents do not hide it"
+    row.refresh_from_db()
+    again = {"yaml": documents_as_yaml([{**CELLS, "spec": {"regions": [{"region": EAST, "cells": 4}]}}])}
+    assert client.post(url(row, "edit/"), {**again, "digest": services.digest_of(row)}).status_code == 302
+    assert "has changed since" not in client.get(url(row)).text, "its document is a new one"
+
+
+def test_an_object_that_was_deleted_meanwhile_is_named_and_its_document_stays() -> None:
+    rows.deployment()
+    client = signed_in()
+    client.post(NEW, {"name": "Campaign", "yaml": documents_as_yaml([CELLS])})
+    row = PlanDraft.objects.get()
+    Deployment.objects.all().delete()
+    text = client.get(url(row)).text
+    assert "Deployment sim-70b was deleted after it was added" in text
+    assert "s required, because Deployment sim-70b does not exist" in text
+    assert client.post(url(row, "ask/apply/"), {**reviewed(client, row), "why": "late"}).status_code == 409
+    row.refresh_from_db()
+    assert (row.documents, row.applied_at) == ([CELLS], None)
+
+
+def test_another_open_draft_of_the_same_object_is_named_without_its_key() -> None:
+    rows.deployment()
+    mine, second, theirs = draft(CELLS), draft(CELLS, TOY), draft(CELLS, owner="ada")
+    PlanDraft.objects.filter(key=second.key).update(name="Second")
+    draft(TOY, owner="eve")
+    client = signed_in()
+    text = client.get(url(mine)).text
+    assert "Deployment sim-70b is also in" in text
+    assert f'your draft <a href="{url(second)}">Second</a>' in text
+    assert "a draft of ada" in text
+    assert theirs.key not in text
+    assert "draft of eve" not in text
+    client.post(url(second, "ask/delete/"))
+    client.post(url(mine, "ask/apply/"), {**reviewed(client, mine), "why": "first"})
+    text = other().get(url(theirs)).text
+    assert "The fleet already matches all documents" in text
+    assert "is also in" not in text
+
+
+def test_two_drafts_of_the_same_object_never_overwrite_each_other_unseen() -> None:
+    rows.deployment()
+    client = signed_in()
+    first, second = draft(CELLS), draft({**CELLS, "spec": {"regions": [{"region": EAST, "cells": 7}]}})
+    forms = [{**reviewed(client, row), "why": "go"} for row in (first, second)]
+    assert client.post(url(first, "ask/apply/"), forms[0]).status_code == 302
+    refused = client.post(url(second, "ask/apply/"), forms[1])
+    assert refused.status_code == 409
+    assert "have changed since the plan was made" in refused.text
+    assert DeploymentRegion.objects.get().cells == 3
+
+
+def test_documents_that_an_upgrade_made_invalid_are_named_and_kept() -> None:
+    old = [{**TOY, "spec": {"colour": "red"}}, {**TOY, "kind": "Fleet"}, CELLS]
+    rows.deployment()
+    client, row = signed_in(), draft(*old)
+    text = client.get(url(row)).text
+    assert "Model toy: spec.colour: " in text
+    assert "Fleet toy: kind: " in text
+    assert "Nothing is lost" in text
+    assert "Apply all" not in text
+    refused = client.post(url(row, "ask/apply/"), {"digest": services.digest_of(row), "revision": "x", "why": "kept"})
+    assert refused.status_code == 409
+    assert "spec.colour" in refused.text
+    assert "colour: red" in client.get(url(row, "edit/")).text
+    assert client.get(url(row, "download/")).status_code == 200
+    services.draft_add(owner="operator", documents=[described("new")], bases={}, now=clock.now())
+    client.post(url(row, "ask/remove/"), {"kind": "Fleet", "name": "toy"})
+    row.refresh_from_db()
+    assert row.documents == [described("new"), CELLS]
+    assert "Apply all" in client.get(url(row)).text

@@ -3,7 +3,9 @@
 from datetime import timedelta
 
 import pytest
+from django.http import QueryDict
 
+from controlplane.stress import LEAST_FACTOR, MOST_FACTOR, Question, question_of, what_if
 from fleet.capacity.models import DayPlan, DayPlanPlace
 from fleet.deployments.models import DeploymentRegion
 from models_registry.versions.models import ModelVersion
@@ -12,7 +14,6 @@ from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
 from tests.traffic.rows import EAST, MADE, forecast_row
 from traffic.region_shares.models import RegionLoss
-from traffic.region_shares.pages.data import LEAST_FACTOR, MOST_FACTOR, what_if
 from traffic.region_shares.services.losses import region_losses_store
 
 pytestmark = pytest.mark.django_db
@@ -75,17 +76,17 @@ def test_batches_wait_and_lack_nothing() -> None:
 def test_the_page_says_how_much_the_fleet_carries_and_what_breaks_first() -> None:
     assert "No forecast of the next day yet" in fragment(signed_in(), f"/what-if/?lost={EAST}&factor=nan", "what-if")
     forecast_row(75)
-    view = what_if(factor="1.2", lost=[EAST, "unknown"], simulate="", user="ada", now=NOW)
-    assert view.headline.startswith("the fleet without us-east-1 holds until 0.6 times the peak")
-    assert view.headline.endswith("first to break: sim-70b")
-    assert (view.lost, view.rows[0].breaks) == ((EAST,), True)
+    view = what_if(Question(1.2, (EAST, "unknown")), user="ada", now=NOW)
+    assert view.headline.startswith("the fleet without us-east-1 holds until 0.6 times the forecast")
+    assert view.headline.endswith("first to break: TTFT of sim-70b in us-east-1 at 12:00 UTC")
+    assert (view.question.lost, view.rows[0].stress.breaks) == ((EAST,), True)
 
 
 @pytest.mark.parametrize(
     ("text", "factor"), [("nan", 1), ("1e999", 1), ("-5", LEAST_FACTOR), ("99", MOST_FACTOR), ("x", 1), ("", 1)]
 )
 def test_an_impossible_multiple_is_brought_into_its_range(text: str, factor: float) -> None:
-    assert what_if(factor=text, lost=[], simulate="", user="ada", now=NOW).factor == factor
+    assert question_of(QueryDict(f"factor={text}")).factor == factor
 
 
 def test_the_page_simulates_the_loss_of_a_region() -> None:

@@ -1,26 +1,20 @@
 """Data of the traffic pages: share matrices, history, overrides with their effects, and the form that fixes shares."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
-from math import ceil, isfinite
+from math import ceil
 from typing import Any
 
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Series
-from controlplane.forecast_budget import FORECASTS
-from controlplane.what_if import plan_lost_region
 from fleet.deployments.models import Deployment
-from fleet.regions.models import Region
-from kernel.refusals import Refusal
 from kernel.tones import Tone
-from simulator.prediction import Forecast
 from traffic.async_requests.selectors import ingress_addresses_by_region
 from traffic.region_shares.models import TrafficMatrix, TrafficOverride, TrafficShift
 from traffic.region_shares.planning.autopilot import OverrideEffect, RegionEffect, ShiftKind
-from traffic.region_shares.planning.losses import HIGHEST_FACTOR, Stress, plan_stress
 from traffic.region_shares.planning.policy import MOST_UTILISED
-from traffic.region_shares.selectors import active_overrides, expected_load, region_latencies_ms
+from traffic.region_shares.selectors import active_overrides
 from traffic.region_shares.services.autopilot import SHIFT_TONE
 from traffic.region_shares.services.overrides import describe_override
 
@@ -254,56 +248,3 @@ def _percents_now(deployment: str, origin: str) -> dict[str, str]:
     largest = max(whole, key=lambda region: whole[region])
     whole[largest] += 100 - sum(whole.values())
     return {region: str(percent) for region, percent in whole.items()}
-
-
-LEAST_FACTOR, MOST_FACTOR = 0.5, 4.0
-
-
-@dataclass(frozen=True, slots=True)
-class WhatIf:
-    """The deployments at `factor` times the forecast peak without the `lost` regions, the first to break first.
-    `forecast`: what the planners would do if `simulated` were lost now; `refused`: why there is none."""
-
-    factor: float
-    lost: tuple[str, ...]
-    regions: tuple[str, ...]
-    rows: tuple[Stress, ...]
-    is_judged: bool
-    simulated: str = ""
-    forecast: Forecast | None = None
-    refused: str = ""
-    highest: float = HIGHEST_FACTOR
-
-    @property
-    def headline(self) -> str:
-        without = f" without {' and '.join(self.lost)}" if self.lost else ""
-        first = self.rows[0]
-        if first.holds_until >= self.highest:
-            return f"every deployment carries {self.highest:.0f} times the peak of the next day{without}"
-        holds = f"the fleet{without} holds until {first.holds_until:.1f} times the peak of the next day"
-        return f"{holds}; first to break: {first.deployment}"
-
-
-def what_if(*, factor: str, lost: Sequence[str], simulate: str, user: str, now: datetime) -> WhatIf:
-    """Unknown regions are left out; an invalid factor is 1."""
-    regions = tuple(Region.objects.order_by("position", "name").values_list("name", flat=True))
-    chosen = tuple(region for region in regions if region in lost)
-    expected, multiple = expected_load(now), _factor(factor)
-    rows = plan_stress(expected.deployments, region_latencies_ms(), factor=multiple, lost=chosen)
-    view = WhatIf(multiple, chosen, regions, rows, expected.is_judged)
-    if simulate not in regions:
-        return replace(view, refused=f"there is no region {simulate[:80]!r}") if simulate else view
-    try:
-        with FORECASTS.take(user) as has_time:
-            forecast = plan_lost_region(region=simulate, now=now, has_time=has_time)
-    except Refusal as refusal:
-        return replace(view, refused=str(refusal))
-    return replace(view, simulated=simulate, forecast=forecast)
-
-
-def _factor(text: str) -> float:
-    try:
-        factor = float(text or 1)
-    except ValueError:
-        return 1.0
-    return min(MOST_FACTOR, max(LEAST_FACTOR, factor)) if isfinite(factor) else 1.0

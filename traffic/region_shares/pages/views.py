@@ -21,6 +21,7 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.events import marked
 from controlplane.dashboard.fragments import Context, Fragment, Page, PageRequest
+from controlplane.stress import WhatIf, question_of, what_if_or_reason
 from fleet.deployments.models import Deployment
 from fleet.regions.models import Region
 from kernel.refusals import InvalidInput
@@ -33,7 +34,6 @@ from traffic.region_shares.pages.data import (
     share_charts,
     shares_form,
     shift_rows,
-    what_if,
 )
 from traffic.region_shares.planning.policy import EvacuationMode
 from traffic.region_shares.selectors import override_effects
@@ -100,6 +100,10 @@ TRAFFIC = Page(
 )
 
 
+def _what_if(request: PageRequest) -> WhatIf:
+    return what_if_or_reason(question_of(request.filters), user=request.caller.user.get_username(), now=request.now)
+
+
 WHAT_IF = Page(
     section="what-if",
     title="What if",
@@ -110,13 +114,7 @@ WHAT_IF = Page(
             "",
             (),
             "traffic/region_shares/what_if.html",
-            lambda request: what_if(
-                factor=request.text("factor"),
-                lost=request.filters.getlist("lost"),
-                simulate=request.text("simulate"),
-                user=request.caller.user.get_username(),
-                now=request.now,
-            ),
+            _what_if,
         ),
     ),
 )

@@ -43,21 +43,23 @@ class Shortage:
 
 HIGHEST_FACTOR = 16.0
 """Multiples of the peak above it count as "holds"."""
-FACTOR_STEPS = 9
-"""Halvings of the search for the multiple that a deployment carries: to 1/32 of the peak."""
+FACTOR_STEP = 1 / 32
+"""Precision of the multiple that a deployment carries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stress:
-    """A deployment under `load` concurrent requests at its peak from `at` on, without the lost regions: `unplaced` find
-    no room below the utilisation cap. It carries up to `holds_until` times the forecast peak; `HIGHEST_FACTOR` means at
-    least that."""
+    """A deployment under `load` concurrent requests at its worst moment from `at` on, without the lost regions:
+    `unplaced` find no room below the utilisation cap and wait, so that their time to first token grows. It carries up
+    to `holds_until` times the forecast; `HIGHEST_FACTOR` means at least that. `first`: the region whose requests are
+    the first without room, "" if it carries every multiple."""
 
     deployment: str
     at: datetime
     load: float
     unplaced: float
     holds_until: float
+    first: str = ""
 
     @property
     def breaks(self) -> bool:
@@ -71,31 +73,69 @@ def plan_stress(
     factor: float,
     lost: Collection[str],
 ) -> tuple[Stress, ...]:
-    """Each deployment at `factor` times its forecast peak without the `lost` regions, the first to break first."""
+    """Each deployment at `factor` times its forecast without the `lost` regions, the first to break first."""
     rows = []
     for one in _with_slots(deployments):
-        slot, peak = _peak(one)
-        until = _holds_until(one, slot, lost, latency_ms)
-        unplaced = _unplaced(one, slot, lost, latency_ms, factor) if factor > until else 0.0
+        slot, until = _worst_moment(one, lost, latency_ms)
+        without_room = _without_room(one, slot, lost, latency_ms, factor) if factor > until else {}
+        broken = without_room or _without_room(one, slot, lost, latency_ms, until + FACTOR_STEP)
+        first = max(broken, key=lambda region: (broken[region], region)) if until < HIGHEST_FACTOR and broken else ""
         at = one.at + timedelta(seconds=slot * one.slot_s)
-        rows.append(Stress(one.name, at, factor * peak, unplaced, until))
+        load = factor * sum(place.demand[slot] for place in one.places.values())
+        rows.append(Stress(one.name, at, load, sum(without_room.values()), until, first))
     return tuple(sorted(rows, key=lambda row: (row.holds_until, -row.unplaced, row.deployment)))
 
 
+def _worst_moment(
+    one: ExpectedDeployment, lost: Collection[str], latency_ms: Mapping[tuple[str, str], float]
+) -> tuple[int, float]:
+    """The slot that breaks first, and the greatest multiple of the forecast that finds room in it, to the precision of
+    `FACTOR_STEP`. Looks at the slots in which the load, an origin's load or the use of what remains is highest: all 96
+    would take ten times as long."""
+    peak, until = _peak(one)[0], HIGHEST_FACTOR
+    worst = peak
+    for slot in dict.fromkeys((peak, *_tight_slots(one, lost))):
+        if not _holds(one, slot, lost, latency_ms, until):
+            worst, until = slot, _holds_until(one, slot, lost, latency_ms, until)
+    return worst, until
+
+
+def _tight_slots(one: ExpectedDeployment, lost: Collection[str]) -> Iterator[int]:
+    places = one.places.values()
+    slots = range(len(next(iter(places)).demand) if one.places else 0)
+    left = [place for region, place in one.places.items() if region not in lost]
+
+    def use(slot: int) -> float:
+        room = sum(place.capacity[slot] for place in left)
+        return sum(place.demand[slot] for place in places) / room if room > 0 else 0.0
+
+    if slots:
+        yield max(slots, key=lambda slot: (use(slot), -slot))
+        yield from (max(slots, key=lambda slot: (place.demand[slot], -slot)) for place in places)
+
+
+def _holds(
+    one: ExpectedDeployment,
+    slot: int,
+    lost: Collection[str],
+    latency_ms: Mapping[tuple[str, str], float],
+    factor: float,
+) -> bool:
+    return sum(_without_room(one, slot, lost, latency_ms, factor).values()) <= LEAST_DEMAND * len(one.places)
+
+
 def _holds_until(
-    one: ExpectedDeployment, slot: int, lost: Collection[str], latency_ms: Mapping[tuple[str, str], float]
+    one: ExpectedDeployment,
+    slot: int,
+    lost: Collection[str],
+    latency_ms: Mapping[tuple[str, str], float],
+    broken: float,
 ) -> float:
-    """The greatest multiple of the peak that finds room, to the precision of `FACTOR_STEPS`."""
-
-    def holds(factor: float) -> bool:
-        return _unplaced(one, slot, lost, latency_ms, factor) <= LEAST_DEMAND * len(one.places)
-
-    if holds(HIGHEST_FACTOR):
-        return HIGHEST_FACTOR
-    low, high = 0.0, HIGHEST_FACTOR
-    for _ in range(FACTOR_STEPS):
+    """Between 0 and the multiple `broken`, at which it does not hold."""
+    low, high = 0.0, broken
+    while high - low > FACTOR_STEP:
         middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
+        low, high = (middle, high) if _holds(one, slot, lost, latency_ms, middle) else (low, middle)
     return low
 
 
@@ -106,9 +146,9 @@ def plan_region_losses(
     found: dict[str, list[Shortage]] = {}
     for one in _with_slots(deployments):
         slot, load = _peak(one)
-        before = _unplaced(one, slot, (), latency_ms)
+        before = sum(_without_room(one, slot, (), latency_ms).values())
         for region in one.places:
-            more = _unplaced(one, slot, (region,), latency_ms) - before
+            more = sum(_without_room(one, slot, (region,), latency_ms).values()) - before
             rows = found.setdefault(region, [])
             if more > LEAST_DEMAND * len(one.places):
                 rows.append(Shortage(one.name, one.at + timedelta(seconds=slot * one.slot_s), load, more))
@@ -129,13 +169,14 @@ def _peak(one: ExpectedDeployment) -> tuple[int, float]:
     return slot, totals[slot] if totals else 0.0
 
 
-def _unplaced(
+def _without_room(
     one: ExpectedDeployment,
     slot: int,
     lost: Collection[str],
     latency_ms: Mapping[tuple[str, str], float],
     factor: float = 1.0,
-) -> float:
+) -> Mapping[str, float]:
+    """Origin -> concurrent requests that find no room."""
     demand = {region: max(LEAST_DEMAND, factor * place.demand[slot]) for region, place in one.places.items()}
     places = {
         region: ServingRegion(region, place.capacity[slot], place.capacity[slot])
@@ -143,4 +184,4 @@ def _unplaced(
         if region not in lost
     }
     task = PlacementProblem(demand, places, one.policy, ActiveOverrides(), latency_ms)
-    return sum(place_demand(task).unplaced.values())
+    return place_demand(task).unplaced

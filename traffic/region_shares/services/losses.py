@@ -9,13 +9,13 @@ from django.db import transaction
 from kernel import live
 from traffic.region_shares.models import RegionLoss
 from traffic.region_shares.planning.losses import plan_region_losses
-from traffic.region_shares.selectors import expected_load, region_latencies_ms
+from traffic.region_shares.selectors import expected_load
 
 
 def region_losses_store(*, now: datetime) -> int:
     """Replaces all rows. Returns the number of regions with a shortage. Without recent forecasts there are no rows."""
     expected = expected_load(now)
-    found = plan_region_losses(expected.deployments, region_latencies_ms())
+    found = plan_region_losses(expected.deployments, expected.latency_ms)
     losses = [
         RegionLoss(
             region_id=region,

@@ -3,7 +3,7 @@
 from datetime import UTC, datetime, timedelta
 
 from traffic.region_shares.planning.losses import (
-    FACTOR_STEPS,
+    FACTOR_STEP,
     HIGHEST_FACTOR,
     ExpectedDeployment,
     ExpectedPlace,
@@ -76,7 +76,7 @@ def stress(demand: dict[str, float], capacity: dict[str, float], factor: float, 
 def test_a_fleet_holds_until_its_room_is_used_up() -> None:
     row = stress({EAST: 40, WEST: 20}, {EAST: 100, WEST: 50}, 1.0)
     assert (row.breaks, row.load) == (False, 60)
-    assert abs(row.holds_until - 2.0) <= HIGHEST_FACTOR / 2**FACTOR_STEPS  # room for 0.8 * 150 of 60 requests
+    assert abs(row.holds_until - 2.0) <= FACTOR_STEP  # room for 0.8 * 150 of 60 requests
     beyond = stress({EAST: 40, WEST: 20}, {EAST: 100, WEST: 50}, 2.5)
     assert (beyond.breaks, round(beyond.unplaced)) == (True, 30)
 
@@ -84,7 +84,7 @@ def test_a_fleet_holds_until_its_room_is_used_up() -> None:
 def test_lost_regions_take_their_room_along() -> None:
     row = stress({EAST: 40, WEST: 20}, {EAST: 100, WEST: 50}, 1.0, EAST)
     assert row.breaks
-    assert abs(row.holds_until - 40 / 60) <= HIGHEST_FACTOR / 2**FACTOR_STEPS
+    assert abs(row.holds_until - 40 / 60) <= FACTOR_STEP
     assert stress({EAST: 40, WEST: 20}, {EAST: 100, WEST: 50}, 1.0, EAST, WEST).holds_until == 0
 
 
@@ -96,6 +96,27 @@ def test_the_first_to_break_comes_first() -> None:
     places = [{EAST: ExpectedPlace([load], [100])} for load in (10, 70)]
     rows = [ExpectedDeployment(name, AT, 900, place, TrafficPolicy()) for name, place in zip("ab", places, strict=True)]
     assert [row.deployment for row in plan_stress(rows, LATENCY, factor=1.0, lost=())] == ["b", "a"]
+
+
+def test_the_worst_moment_is_not_the_peak_of_the_load() -> None:
+    kept = TrafficPolicy(residency={EAST: (EAST,)})
+    places = {EAST: ExpectedPlace([90, 20], [100, 100]), WEST: ExpectedPlace([10, 60], [100, 100])}
+    (row,) = plan_stress([ExpectedDeployment("chat", AT, 900, places, kept)], LATENCY, factor=1.0, lost=())
+    assert (row.at, row.first) == (AT, EAST)
+    (free,) = plan_stress(
+        [ExpectedDeployment("chat", AT, 900, places, TrafficPolicy())], LATENCY, factor=1, lost=[EAST]
+    )
+    assert (free.at, free.breaks, free.first) == (AT, True, EAST)
+    less = {**places, WEST: ExpectedPlace([10, 60], [100, 20])}
+    (tight,) = plan_stress([ExpectedDeployment("chat", AT, 900, less, TrafficPolicy())], LATENCY, factor=1, lost=[EAST])
+    assert (tight.at, tight.load, round(tight.unplaced)) == (AT + timedelta(seconds=900), 80, 64)
+
+
+def test_the_first_region_without_room_is_named_before_it_breaks() -> None:
+    kept = TrafficPolicy(residency={EU: (EU,)})
+    places = {EAST: ExpectedPlace([10], [100]), EU: ExpectedPlace([40], [100])}
+    (row,) = plan_stress([ExpectedDeployment("chat", AT, 900, places, kept)], LATENCY, factor=1.0, lost=())
+    assert (row.breaks, row.first, round(row.holds_until, 1)) == (False, EU, 2.0)
 
 
 def test_a_forecast_without_slots_is_left_out() -> None:
