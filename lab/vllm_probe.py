@@ -47,10 +47,14 @@ def ask_vllm(python: Path, questions: Iterable[Mapping[str, Any]], folder: Path)
 def _refusal(arguments: Sequence[str]) -> str:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.model_executor.models import registry
     from vllm.usage.usage_lib import UsageContext
     from vllm.utils.argparse_utils import FlexibleArgumentParser
     from vllm.utils.import_utils import resolve_obj_by_qualname
 
+    # vLLM inspects each class of models in a new process, which imports vLLM again (8 CPU seconds), so that CUDA is not
+    # initialized. Parsing needs no device.
+    registry._run_in_subprocess = lambda inspect: inspect()
     try:
         parsed = make_arg_parser(FlexibleArgumentParser(exit_on_error=False)).parse_args(list(arguments))
         given = AsyncEngineArgs.from_cli_args(parsed)
