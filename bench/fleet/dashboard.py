@@ -1,6 +1,8 @@
 """Response time of all pages and API lists with 2,500 cells on 5,000 nodes.
 
     .venv/bin/python -m bench dashboard --cells 2500 --nodes 5000 --seconds 90
+    .venv/bin/python -m bench dashboard --cells 2500 --nodes 5000 --costs
+    .venv/bin/python -m bench dashboard --cells 5000 --nodes 10000 --frames
 
 Brings its own database and web process; needs no fleet. Each of 20 users asks for all pages and lists in an order of
 its own and thinks for a second on average between two of them; `--think 0` leaves out the thinking, and then the time
@@ -27,18 +29,30 @@ from typing import Any
 import httpx
 
 from bench import ROOT, percentile
+from bench.fleet.frames import frames_measure
 from bench.fleet.month import month_seed
 from bench.fleet.own_control_plane import database
+from bench.fleet.page_costs import page_costs_print
 
 PORT = 24180
 LIMIT_MS = 300.0
 PAINT_LIMIT_MS = 1000.0
+SCROLLED = (
+    ("Overview", "/"),
+    ("Cells", "/cells/"),
+    ("Nodes", "/nodes/"),
+    ("Region with its tree of nodes", "/regions/region-00/"),
+    ("Deployment with 18 charts", "/deployments/deployment-01/"),
+)
+"""Pages whose frames are measured."""
 UP_WITHIN_S = 60.0
 WRITES_OR_LEAVES = {"login", "logout", "oidc-begin", "oidc-back", "playground-say"}
 """Pages that are no reading of the fleet."""
 
 
 def main(parser: argparse.ArgumentParser) -> None:
+    from django.conf import settings
+
     options = _arguments(parser)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with TemporaryDirectory(prefix="switchyard-bench-") as folder, database(Path(folder), PORT):
@@ -47,8 +61,15 @@ def main(parser: argparse.ArgumentParser) -> None:
         _seed(options.cells, options.nodes)
         print(f"{options.cells} cells on {options.nodes} nodes seeded in {time.monotonic() - started:.0f} s")
         urls, cookies = _urls(), [_cookie(number) for number in range(options.users)]
+        cookie = (settings.SESSION_COOKIE_NAME, cookies[0])
         with _web(options.workers):
             asyncio.run(_warm(urls, cookies[0]))
+            if options.costs:
+                page_costs_print(urls, cookie)
+                return
+            if options.frames:
+                frames_measure(f"http://127.0.0.1:{PORT}", cookie, SCROLLED)
+                return
             _paint(cookies[0], ("/", "/cells/", "/deployments/deployment-01/"))
             load_before = os.getloadavg()[0]
             times = asyncio.run(_browse(urls, cookies, options.seconds, options.think))
@@ -61,6 +82,8 @@ def _arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--users", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=90.0)
     parser.add_argument("--think", type=float, default=1.0, help="seconds between two pages of a user, on average")
+    parser.add_argument("--costs", action="store_true", help="CPU time of each page instead of answers")
+    parser.add_argument("--frames", action="store_true", help="times of frames in a browser instead of answers")
     parser.add_argument("--workers", type=int, default=2, help="web processes")
     return parser.parse_args()
 

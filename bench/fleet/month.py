@@ -27,6 +27,10 @@ WHERE name LIKE ANY(%(names)s)
 """
 ALL_NODES, MEASURED = ["node:%"], ["node:%1", "deployment:%", "region:%", "fleet"]
 """Patterns of subjects. One node in sixteen has its whole past, the others an hour, which fills the yard map."""
+_FRESH = """
+INSERT INTO {table} ({columns}) SELECT {shifted} FROM {table} JOIN fleet_loadsubject subject ON subject.id = subject_id
+WHERE step_s = %(step)s AND at >= %(first)s AND (at >= %(last)s OR subject.name !~ '^(cell|node):')
+"""
 _EVENTS = """
 INSERT INTO kernel_event (at, kind, tone, message, actor, region, deployment, cell, node, detail)
 SELECT opened_at, 'incident.opened', 'bad', summary, 'switchyard', region, deployment, cell, node, '{}'
@@ -43,6 +47,7 @@ def month_seed(now: datetime) -> None:
 
     _machines(now)
     _windows_of_nodes(now)
+    _fresh_windows(now)
     _incidents(now)
     _rollouts(now)
     _rounds(now)
@@ -109,6 +114,23 @@ def _windows_of_nodes(now: datetime) -> None:
             if step == MINUTE_S:
                 others = {**values, "first": last - timedelta(hours=1), "names": ALL_NODES}
                 cursor.execute(f"{_NODE_WINDOWS} ON CONFLICT DO NOTHING", others)
+
+
+def _fresh_windows(now: datetime) -> None:
+    """Windows of the next hour, so that figures stay current during a measurement: the last one of each cell and node,
+    and those of an hour of all other subjects."""
+    from django.db import connection
+
+    from fleet.load.models import LoadWindow, NodeWindow
+    from fleet.load.planner import FINE_S, MINUTE_S
+
+    hour = timedelta(hours=1)
+    for model, step in ((LoadWindow, FINE_S), (NodeWindow, MINUTE_S)):
+        names = [field.column for field in model._meta.local_concrete_fields if field.column]
+        shifted = ", ".join("at + interval '1 hour'" if name == "at" else name for name in names)
+        statement = _FRESH.format(table=model._meta.db_table, columns=", ".join(names), shifted=shifted)
+        with connection.cursor() as cursor:
+            cursor.execute(statement, {"step": step, "first": now - hour, "last": now - timedelta(seconds=2 * step)})
 
 
 def _incidents(now: datetime) -> None:

@@ -160,6 +160,11 @@ class YardLine:
     worst: Tile | None
 
     @property
+    def troubles(self) -> tuple[tuple[str, Tone, int], ...]:
+        """States of cells that are not ready; the number of ready ones is at the end of the line."""
+        return tuple(state for state in self.states if state[0] != CellState.READY)
+
+    @property
     def missing(self) -> range:
         """One for each wanted cell that does not exist yet."""
         return range(0 if self.segments else max(0, self.share.wanted - self.share.existing))

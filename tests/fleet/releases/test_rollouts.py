@@ -21,7 +21,7 @@ from fleet.reconcile.planning.states import (
 )
 from fleet.releases.models import AgentMove, AgentRelease, AgentRollout
 from fleet.releases.planner import AgentRolloutSettings
-from fleet.releases.selectors import agents_seen
+from fleet.releases.selectors import agents_by_release, agents_seen
 from fleet.releases.services import releases as agent_rollouts
 from fleet.releases.services.releases import (
     LEASE,
@@ -257,6 +257,7 @@ def test_a_host_and_its_node_are_one_agent_and_its_order_names_the_release(
     Machine.objects.update(agent_version=f"0.1.0+{NEW}")
     [seen] = agents_seen(NOW)
     assert seen.release == f"{NEW} and {OLD}"
+    assert agents_by_release() == {seen.release: ["m-00000001"]}
     runs("n-1", NEW)
     [seen] = agents_seen(NOW)
     assert seen.release == NEW

@@ -255,13 +255,16 @@ if (menuButton) {
   });
 }
 
-// What scrolls must be reached by keyboard; what does not should not stop it.
+// What scrolls must be reached by keyboard; what does not should not stop it. All sizes are read before the first change:
+// a layout after each one would take a page with many tables tens of milliseconds.
 function reachScrollers() {
-  for (const panel of document.querySelectorAll(".panel")) {
-    const scrolls = panel.scrollWidth > panel.clientWidth || panel.scrollHeight > panel.clientHeight;
-    if (scrolls) panel.setAttribute("tabindex", "0");
+  const panels = [...document.querySelectorAll(".panel")];
+  const scrolls = panels.map((it) => it.scrollWidth > it.clientWidth || it.scrollHeight > it.clientHeight);
+  panels.forEach((panel, place) => {
+    if (panel.hasAttribute("tabindex") === scrolls[place]) return;
+    if (scrolls[place]) panel.setAttribute("tabindex", "0");
     else panel.removeAttribute("tabindex");
-  }
+  });
 }
 
 reachScrollers();
