@@ -2,12 +2,10 @@
 them to `celery inspect`, and whatever ends it leaves nothing stuck."""
 
 import contextlib
-import json
 import os
 import signal
 import socketserver
 import subprocess
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -16,6 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 import redis
+from celery import Celery
 from django.conf import settings as django_settings
 from django.db import connection, transaction
 
@@ -101,6 +100,7 @@ class Worker:
     """One that runs as `make up` runs it."""
 
     def __init__(self, broker: Broker, folder: Path) -> None:
+        self._broker = broker
         url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
         self.environment = {
             **os.environ,
@@ -131,12 +131,13 @@ class Worker:
         assert eventually(lambda: not without(), within_s=DEADLINE_S), f"no pass of {without()}: {self.log}"
         assert self.process.poll() is None, self.log
 
-    def queues(self) -> str:
-        command = [sys.executable, "-m", "celery", "-A", "controlplane", "inspect", "active_queues", "--json"]
-        done = subprocess.run(
-            [*command, "--timeout", "10"], env=self.environment, cwd=ROOT, capture_output=True, text=True, check=False
-        )
-        return done.stdout
+    def queues(self) -> dict[str, list[str]]:
+        """The queues that the worker returns to `celery inspect active_queues`, by its name."""
+        inspecting = Celery("inspecting", broker=self._broker.url, set_as_current=False)
+        inspecting.conf.broker_transport_options = app.conf.broker_transport_options
+        with inspecting, inspecting.connection_for_write() as link:
+            shown = inspecting.control.inspect(timeout=10.0, limit=1, connection=link).active_queues() or {}
+        return {name.partition("@")[0]: [queue["name"] for queue in queues] for name, queues in shown.items()}
 
 
 @pytest.fixture
@@ -163,18 +164,11 @@ def test_passes_go_on_whatever_the_broker_does(broker: Broker, start: Callable[[
     worker = start()
     worker.require_passes(LOOPS)  # no broker has ever answered
     broker.start()
-    shown = ""
 
     def control_is_shown() -> bool:
-        nonlocal shown
-        shown = worker.queues()
-        return "control" in shown
+        return worker.queues() == {"controller": ["control"]}
 
     assert eventually(control_is_shown, within_s=DEADLINE_S), worker.log
-    queues = json.loads(shown)
-    assert [(name.partition("@")[0], [queue["name"] for queue in of]) for name, of in queues.items()] == [
-        ("controller", ["control"])
-    ]
     broker.signal(signal.SIGSTOP)
     worker.require_passes()
     broker.kill()
@@ -246,7 +240,7 @@ def test_a_worker_that_is_stopped_ends_its_passes_and_frees_their_leases_whateve
     worker = start()
     worker.require_passes()
     if hangs:
-        assert eventually(lambda: "control" in worker.queues(), within_s=DEADLINE_S), worker.log
+        assert eventually(lambda: "controller" in worker.queues(), within_s=DEADLINE_S), worker.log
         broker.signal(signal.SIGSTOP)
     worker.process.terminate()
     assert worker.process.wait(DEADLINE_S) == 0, worker.log
