@@ -17,6 +17,7 @@ from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.http import HttpClient, NoResponse
 from engine_agent.node.journal import Journal
 from engine_agent.node.launch import NodePlace
+from engine_agent.node.node_checks import NodeChecks
 from engine_agent.node.record import JOURNAL_FILE, NodeRecord, ProcessRecord
 from engine_agent.node.telemetry.accelerators import AcceleratorMonitor, OnFault, hardware_fault
 from engine_agent.node.telemetry.host import read_inventory
@@ -81,8 +82,17 @@ def reported_devices(plane: FakeControlPlane) -> tuple[Accelerator, ...]:
 
 @pytest.mark.slow
 @pytest.mark.asyncio
-async def test_inventory_telemetry_and_faults_reach_the_control_plane(tmp_path: Path) -> None:
+async def test_inventory_telemetry_and_faults_reach_the_control_plane(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     plane = FakeControlPlane()
+    checked: list[tuple[int, bool]] = []
+
+    async def note(_: NodeChecks, accelerators: int) -> None:
+        """The checks compute for 3 s."""
+        checked.append((accelerators, bool(plane.received)))
+
+    monkeypatch.setattr(NodeChecks, "run_before_joining", note)
     async with plane.running():
         running = asyncio.create_task(agent(plane, tmp_path).run())
         try:
@@ -93,6 +103,7 @@ async def test_inventory_telemetry_and_faults_reach_the_control_plane(tmp_path: 
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await running
+    assert checked == [(1, False)], "checked before it joined"
     hello = plane.received[0]
     assert isinstance(hello, Hello)
     assert hello.inventory is not None
