@@ -108,12 +108,18 @@ def read_metadata(headers: Headers, now: float) -> RequestMetadata:
             prefixes = read_prefixes(value)
         elif name == MATCHED_HEADER and _BYTES.fullmatch(value):
             matched_bytes = int(value)
-        elif name == ARRIVED_HEADER and _UNIX_MS.fullmatch(value):
-            waited_s = max(0.0, now - int(value) / 1000)
+        elif name == ARRIVED_HEADER:
+            waited_s = waited_at_ingress_s([(name, value)], now) or 0.0
     left_s = None if time_left_s is None else time_left_s - waited_s
     return RequestMetadata(
         serving_class, tenant, left_s, is_routed, routed_by, server, key, adapter, prefixes, matched_bytes
     )
+
+
+def waited_at_ingress_s(headers: Headers, now: float) -> float | None:
+    """Seconds from the arrival at the ingress to `now`, by the clocks of both machines; None if it is not stated."""
+    stated = [value for name, value in headers if name == ARRIVED_HEADER and _UNIX_MS.fullmatch(value)]
+    return max(0.0, now - int(stated[-1]) / 1000) if stated else None
 
 
 def _serving_class(value: bytes) -> ServingClass:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Awaitable, Callable, Coroutine
 from itertools import count
 from random import getrandbits
-from time import monotonic
+from time import monotonic, time
 from typing import Protocol
 
 from msgspec import structs
@@ -21,6 +21,7 @@ from engine_agent.cell_proxy.health import EngineHealth, ProxyStatus
 from engine_agent.cell_proxy.log import LineLog
 from engine_agent.cell_proxy.meter import Meter
 from engine_agent.cell_proxy.refusal import Refusal
+from engine_agent.cell_proxy.request_samples import RequestSampler
 from engine_agent.cell_proxy.settings import ProxySettings
 from engine_agent.cell_proxy.span_export import SpanExporter
 from engine_agent.cell_proxy.upstream import EnginePool
@@ -46,6 +47,7 @@ class Cell:
         self.phase = Phase.SERVE
         self.health = EngineHealth(settings.probes, settings.max_concurrency, has_golden=bool(settings.golden))
         self.meter = Meter(monotonic())
+        self.samples = RequestSampler(settings.cell, settings.generation, time())
         self.handovers = Handovers(
             settings.cell_role,
             settings.kv_layout,

@@ -1,9 +1,11 @@
 """The two ports of a proxy. Public: the paths of `engine_agent.protocol.api_surface` go to the engine, and no others;
-`/healthz` is answered here. Administration, on loopback: status, metrics, phase and pairs."""
+`/healthz` is answered here. Administration, on loopback: status, metrics, samples of requests, phase and pairs."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
+from time import time
+from urllib.parse import parse_qs
 
 import msgspec
 
@@ -145,16 +147,24 @@ def _handle_admin(cell: Cell, head: RequestHead, body: bytes) -> LocalResponse:
     match (head.method, head.path):
         case (b"GET", b"/metrics"):
             return LocalResponse(200, exposition(cell).encode(), CONTENT_TYPE)
+        case (b"GET", b"/requests"):
+            return _closed_windows(cell, head)
         case (b"POST", b"/phase"):
             return _order_phase(cell, body)
         case (b"POST", b"/pairs"):
             return _order_pairs(cell, body)
-    known = "GET /status, GET /metrics, POST /phase, POST /pairs"
+    known = "GET /status, GET /metrics, GET /requests, POST /phase, POST /pairs"
     return refusal_response(Refusal(404, "not_found", f"the administration port serves {known}"))
 
 
 def _status(cell: Cell) -> LocalResponse:
     return LocalResponse(200, msgspec.json.encode(cell.status()))
+
+
+def _closed_windows(cell: Cell, head: RequestHead) -> LocalResponse:
+    stated = parse_qs(head.target.partition(b"?")[2].decode("latin-1")).get("after", ["0"])[0]
+    after = int(stated) if stated.isdecimal() and len(stated) < 16 else 0
+    return LocalResponse(200, msgspec.json.encode(cell.samples.closed(time(), after)))
 
 
 def _order_phase(cell: Cell, body: bytes) -> LocalResponse:

@@ -46,7 +46,8 @@ class Exchange:
         self._error_form = form_of(head.path)
         self._error: ErrorAnswer | None = None
         self._upload = Upload(head, self._limits.repeat_limit_bytes)
-        self._record = RequestRecord(cell, head, self._upload)
+        ingress = client.peer.ingress if client.peer is not None else ""
+        self._record = RequestRecord(cell, head, self._upload, ingress)
         self._connection: EngineConnection | None = None
         self._handover: Handover | None = None
         self._task: asyncio.Task[None] | None = None

@@ -5,9 +5,9 @@ changes bytes."""
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import getrandbits
-from time import monotonic, time_ns
+from time import monotonic, time, time_ns
 
-from engine_agent.cell_proxy.admission import RequestMetadata
+from engine_agent.cell_proxy.admission import RequestMetadata, waited_at_ingress_s
 from engine_agent.cell_proxy.api_paths import counting_of
 from engine_agent.cell_proxy.cell import Cell
 from engine_agent.cell_proxy.engine_counters import fetch_usage
@@ -17,7 +17,8 @@ from engine_agent.cell_proxy.usage_reader import TokenCount
 from engine_agent.cell_proxy.usage_rows import UsageCounts
 from engine_agent.cell_proxy.wire import COMPLETION_TOKENS_HEADER, Headers, RequestHead, ResponseHead
 from engine_agent.protocol.api_surface import Counting
-from engine_agent.protocol.proxy_messages import PROMPT_TOKENS_HEADER
+from engine_agent.protocol.proxy_messages import PREFIX_DIGITS, PROMPT_TOKENS_HEADER
+from engine_agent.protocol.request_messages import RequestSample, SampleKind
 from engine_agent.protocol.tracing import SpanContext, begin_span, span_json, with_context
 
 
@@ -32,7 +33,11 @@ class RequestOutcome(StrEnum):
 
 CLIENT_GONE_STATUS = 499
 """The usual status in logs (nginx) for a client that disconnected before its answer. It is never sent."""
+RETRIED_STATUS = 503
+"""The ingress tries another cell after it."""
 NO_USAGE = Usage(0, 0)
+MAX_NAME_CHARS = 64
+MOST_MS = 1e9
 _MAX_DIGITS = 9
 
 
@@ -48,8 +53,10 @@ class Ending:
 
 
 class RequestRecord:
-    def __init__(self, cell: Cell, head: RequestHead, upload: Upload) -> None:
+    def __init__(self, cell: Cell, head: RequestHead, upload: Upload, ingress: str = "") -> None:
         self._cell = cell
+        self._ingress = ingress
+        self._in_flight = 0
         self._head = head
         self._upload = upload
         self._row: UsageCounts | None = None
@@ -73,6 +80,7 @@ class RequestRecord:
 
     def admit(self) -> None:
         self._row = self._cell.meter.admitted(self.metadata)
+        self._in_flight = len(self._cell.in_flight)
 
     def trace(self) -> None:
         """Starts the span of the request, if it is traced, with the engine's work as a part of it."""
@@ -193,6 +201,7 @@ class RequestRecord:
     def _write(self, ending: "Ending", usage: Usage) -> None:
         if self._span is not None:
             self._export(self._span, ending, usage)
+        self._sample(ending, usage)
         self._cell.log.request(
             event="request",
             request_id=self._head.request_id.decode("latin-1"),
@@ -209,6 +218,49 @@ class RequestRecord:
             tokens=usage.completion,
             estimated=usage.estimated,
             duration_ms=round(ending.duration_s * 1000, 2),
+        )
+
+    def _sample(self, ending: Ending, usage: Usage) -> None:
+        """Offers the request to the samples. Those whose clients left or that generate nothing are of no use there."""
+        if self._head.method != b"POST" or ending.outcome is RequestOutcome.CLIENT_GONE:
+            return
+        now = time()
+        if ending.status >= 400 or ending.outcome is not RequestOutcome.ANSWERED:
+            self._cell.samples.failed(now, self.metadata.tenant, lambda: self._described(now, ending, usage))
+        elif self._counting is not Counting.NOTHING:
+            first_ms = 1000 * (ending.duration_s if self._ttft_s is None else self._ttft_s)
+            is_stream = self._response is not None and self._response.is_stream
+            describe = lambda: self._described(now, ending, usage)  # noqa: E731 - made only if it is kept
+            self._cell.samples.answered(now, first_ms, describe, is_stream=is_stream)
+
+    def _described(self, now: float, ending: Ending, usage: Usage) -> RequestSample:
+        metadata, began_at = self.metadata, now - (monotonic() - self.began_at)
+        response, prefixes = self._response, metadata.prefixes.prefixes if metadata.prefixes is not None else ()
+        waited_s = waited_at_ingress_s(self._head.headers, began_at)
+        return RequestSample(
+            request=self._head.request_id.decode("latin-1"),
+            at=round(began_at, 3),
+            kind=SampleKind.UNIFORM,
+            status=ending.status,
+            total_ms=_milliseconds(ending.duration_s),
+            tenant=metadata.tenant,
+            key=metadata.key,
+            serving_class=metadata.serving_class,
+            adapter=metadata.adapter[:MAX_NAME_CHARS],
+            path=self._head.path.decode("latin-1")[:MAX_NAME_CHARS],
+            ingress=self._ingress,
+            prefix=f"{prefixes[min(1, len(prefixes) - 1)]:0{PREFIX_DIGITS}x}" if prefixes else "",
+            reason=ending.reason[:MAX_NAME_CHARS],
+            is_stream=response is not None and response.is_stream,
+            is_handed_over=self.cached_elsewhere is not None,
+            is_handed_back=ending.status == RETRIED_STATUS,
+            in_flight=self._in_flight,
+            prompt_tokens=max(0, usage.prompt or 0),
+            cached_tokens=max(0, usage.cached),
+            completion_tokens=max(0, usage.completion),
+            ingress_ms=None if waited_s is None else _milliseconds(waited_s),
+            queue_ms=_milliseconds(self.sent_at - self.began_at) if self._head.exchange else None,
+            first_ms=None if self._ttft_s is None else _milliseconds(self._ttft_s),
         )
 
     def _export(self, span: SpanContext, ending: "Ending", usage: Usage) -> None:
@@ -229,3 +281,7 @@ class RequestRecord:
         failed = ending.outcome is RequestOutcome.ENGINE_ERROR or ending.status >= 500
         if self._cell.spans is not None:
             self._cell.spans.add(span_json(span, name, self._began_ns, time_ns(), failed, **attributes))
+
+
+def _milliseconds(value_s: float) -> float:
+    return round(min(max(value_s * 1000, 0.0), MOST_MS), 2)

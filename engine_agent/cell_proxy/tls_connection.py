@@ -184,11 +184,12 @@ LOG_EVERY_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The other end of a connection: the serial number of its certificate and, if it is the proxy of another cell, the
-    `node` of that cell's leader."""
+    """The other end of a connection: the serial number of its certificate, and the name of the `ingress`, or of the
+    `node` that leads the other cell if it is the proxy of one."""
 
     serial: int
     node: str = ""
+    ingress: str = ""
 
 
 class Peers:
@@ -220,7 +221,7 @@ class Peers:
             return None
         serial = int(shown["serialNumber"], 16)
         if name.kind is IdentityKind.INGRESS:
-            return Peer(serial)
+            return Peer(serial, ingress=name.id)
         if name.kind is IdentityKind.NODE and name.id in self._decode_nodes():
             return Peer(serial, name.id)
         self._note_refusal(f"{name} is no ingress, and no decode cell of this one")

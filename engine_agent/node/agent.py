@@ -42,6 +42,7 @@ from engine_agent.node.watch import POLL_INTERVAL_S
 from engine_agent.protocol.fingerprint import Fingerprint, differing_fields
 from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Order, Report, StepTimes
 from engine_agent.protocol.ports import AGENT_METRICS, ARTIFACTS
+from engine_agent.protocol.request_messages import WINDOW_S
 from engine_agent.protocol.states import EngineState
 from engine_agent.protocol.tracing import TRACEPARENT, TraceSettings, TracingOff, begin_span, span_json, trace_settings
 from engine_agent.protocol.watchdog import AwakeClock
@@ -197,6 +198,7 @@ class NodeAgent:
                 loops.create_task(self._repeat("converge", self._converge_once))
                 loops.create_task(self._repeat("watch", self._watch_once))
                 loops.create_task(self._repeat("report", self._report_once))
+                loops.create_task(self._repeat("requests", self._send_requests_once))
                 loops.create_task(self._repeat("logs", self._bound_logs_once))
                 loops.create_task(self._repeat("KV blocks", self._delete_blocks_once))
                 loops.create_task(self._repeat("log lines", self._read_logs_once))
@@ -266,6 +268,11 @@ class NodeAgent:
     async def _report_once(self) -> None:
         await asyncio.sleep(report_interval_s(random.random()))
         self._send_report(await self._node.measure())
+
+    async def _send_requests_once(self) -> None:
+        await asyncio.sleep(WINDOW_S / 2)
+        for window in await self._node.request_windows():
+            self._connection.send_requests(window)
 
     async def _bound_logs_once(self) -> None:
         await asyncio.sleep(BOUND_LOGS_EVERY_S)

@@ -42,6 +42,7 @@ from engine_agent.protocol.messages import (
     Trust,
     UpMessage,
 )
+from engine_agent.protocol.request_messages import RequestWindow
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ REPORT_INTERVAL_S = 2.0
 REPORT_JITTER = 0.1
 """Share by which each interval varies, so that agents started together do not report together."""
 MAX_WAITING_FAULTS = 32
+MAX_WAITING_WINDOWS = 4
+"""Of samples of requests: two minutes, so that a reconnection loses none."""
 MAX_RETRY_AFTER_S = 120
 """Upper limit for `Retry-After`, which may be wrong; the next process of the control plane may know better."""
 MAX_RETRY_AFTER_DIGITS = 9
@@ -144,6 +147,7 @@ class AgentConnection:
         self._report: Report | IngressReport | MachineReport | None = None
         self._faults: deque[Fault] = deque(maxlen=MAX_WAITING_FAULTS)
         self._logs: LogTail | None = None
+        self._requests: deque[RequestWindow] = deque(maxlen=MAX_WAITING_WINDOWS)
         self._waiting = asyncio.Event()
         self._must_enrol = False
         self._retry_after_s = 0.0
@@ -166,6 +170,11 @@ class AgentConnection:
 
     def send_logs(self, logs: LogTail) -> None:
         self._logs = logs
+        self._waiting.set()
+
+    def send_requests(self, window: RequestWindow) -> None:
+        """Sends samples of requests; up to `MAX_WAITING_WINDOWS` wait for a connection, then the oldest is dropped."""
+        self._requests.append(window)
         self._waiting.set()
 
     def resend_hello(self) -> None:
@@ -322,6 +331,8 @@ class AgentConnection:
             if self._logs is not None:
                 logs, self._logs = self._logs, None
                 await self._send_message(socket, logs)
+            while self._requests:
+                await self._send_message(socket, self._requests.popleft())
             if self._report is not None:
                 seq += 1
                 await self._send_message(socket, msgspec.structs.replace(self._report, seq=seq))

@@ -53,6 +53,7 @@ from engine_agent.node.telemetry.fault_logs import runtime_faults
 from engine_agent.node.weights import WEIGHTS, NodeWeights, local_plan
 from engine_agent.protocol.fingerprint import Fingerprint, fingerprint_from
 from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Fault, StepTimes
+from engine_agent.protocol.request_messages import RequestWindow
 from engine_agent.protocol.states import MemberRole
 from engine_agent.protocol.telemetry_messages import Accelerator, Prefetched
 
@@ -90,6 +91,7 @@ class LocalNode:
         self._stack = stack
         self.seen = watch.ProbeResults()
         self._http = HttpClient()
+        self._windows_upto = 0
         self._on_change = on_change
         self._on_fault = on_fault
         self._journal = Journal(place.home / JOURNAL_FILE, NodeRecord)
@@ -257,6 +259,18 @@ class LocalNode:
         if not isinstance(adapter, MeasuresSteps):
             return None
         return await watch.fetch_steps(self._http, adapter.steps_url(desired, self.place.context()))
+
+    async def request_windows(self) -> tuple[RequestWindow, ...]:
+        """The samples of requests that the proxy of this leader has closed since the last call."""
+        proxy = self._processes.running(ProcessKind.PROXY)
+        if self.desired is None or self.desired.role is MemberRole.FOLLOWER or proxy is None:
+            return ()
+        url = proxy_admin_url(self.place.context(), "/requests")
+        closed = await watch.fetch_request_windows(self._http, url, self._windows_upto)
+        if closed is None:
+            return ()
+        self._windows_upto = closed.upto
+        return closed.windows
 
     def bound_logs(self) -> None:
         for name in ("agent", *ProcessKind):

@@ -12,6 +12,7 @@ from engine_agent.node.http import HttpClient, NoResponse
 from engine_agent.protocol.load_messages import Load
 from engine_agent.protocol.local_servers import long_poll_query, poll_timeout_s
 from engine_agent.protocol.messages import Health, StepTimes
+from engine_agent.protocol.request_messages import ClosedWindows
 from engine_agent.protocol.states import Phase
 
 POLL_INTERVAL_S = 0.2
@@ -91,6 +92,16 @@ async def fetch_steps(http: HttpClient, url: str) -> StepTimes | None:
     try:
         answer = await http.request("GET", url, timeout_s=PROBE_TIMEOUT_S)
         return msgspec.json.decode(answer.body, type=StepTimes) if answer.status == 200 else None
+    except (NoResponse, msgspec.DecodeError):
+        return None
+
+
+async def fetch_request_windows(http: HttpClient, url: str, after: int) -> ClosedWindows | None:
+    """The closed windows of samples after number `after` of the proxy at `url` (`…/requests`); None without an
+    answer."""
+    try:
+        answer = await http.request("GET", f"{url}?after={after}", timeout_s=PROBE_TIMEOUT_S)
+        return msgspec.json.decode(answer.body, type=ClosedWindows) if answer.status == 200 else None
     except (NoResponse, msgspec.DecodeError):
         return None
 

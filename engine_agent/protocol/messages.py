@@ -12,6 +12,7 @@ from engine_agent.protocol.engine_builds import EngineBuild
 from engine_agent.protocol.ingress_messages import ApplicationTls, IngressReport, RoutingTable, TablePart
 from engine_agent.protocol.load_messages import Load
 from engine_agent.protocol.machine_messages import MachineFacts, MachineOrder, MachineReport
+from engine_agent.protocol.request_messages import RequestWindow
 from engine_agent.protocol.states import AgentKind, CellRole, EngineState, MemberRole, Phase
 from engine_agent.protocol.telemetry_messages import NodeTelemetry
 
@@ -248,7 +249,7 @@ class CertificateRequest(Struct, frozen=True, tag="certificate_request"):
     believed: Annotated[str, Meta(max_length=64)] = ""
 
 
-UpMessage = Hello | Report | IngressReport | MachineReport | Fault | LogTail | CertificateRequest
+UpMessage = Hello | Report | IngressReport | MachineReport | Fault | LogTail | RequestWindow | CertificateRequest
 
 
 # --- down: control plane -> agent -----------------------------------------------------------------------------------

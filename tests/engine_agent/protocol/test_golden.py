@@ -80,6 +80,7 @@ def test_every_message_has_a_golden_file() -> None:
         "ingress_report.json",
         "fault.json",
         "log_tail.json",
+        "requests.json",
         "machine_report.json",
         "certificate_request.json",
     }

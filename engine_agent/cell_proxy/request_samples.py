@@ -1,0 +1,126 @@
+"""Samples of a cell's requests by windows: a uniform sample of the answered ones, the slowest to the first token, and
+failed ones. Bounded in number and memory; a request that is in no sample costs one random number and two comparisons.
+
+Algorithm R keeps the uniform sample (J. Vitter, "Random sampling with a reservoir", 1985). Failed requests share their
+places: if none is left, the tenant with the most gives one up, so that no tenant can hide the errors of another."""
+
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from heapq import heappush, heapreplace
+from itertools import zip_longest
+from random import random, shuffle
+
+from msgspec import structs
+
+from engine_agent.protocol.request_messages import (
+    SAMPLES_OF_A_KIND,
+    WINDOW_S,
+    ClosedWindows,
+    RequestSample,
+    RequestWindow,
+    SampleKind,
+)
+
+CLOSED_KEPT = 2
+"""Closed windows that wait for the agent, which polls once per window."""
+
+Describe = Callable[[], RequestSample]
+"""Makes the sample of the request that ended; called only if it is kept. The kind is set here."""
+
+
+_Slow = tuple[float, int, RequestSample]
+
+
+@dataclass(slots=True)
+class _Open:
+    since: float
+    answered: int = 0
+    failed: int = 0
+    uniform: list[tuple[int, RequestSample]] = field(default_factory=list)
+    """With the number of the request in the window, by which both samples know the same request."""
+    slowest: tuple[list[_Slow], list[_Slow]] = field(default_factory=lambda: ([], []))
+    """Heaps of whole answers and of streams; the fastest of them first."""
+    errors: list[RequestSample] = field(default_factory=list)
+    failed_of: Counter[str] = field(default_factory=Counter)
+
+
+class RequestSampler:
+    """`now` is an argument, in seconds since 1970."""
+
+    def __init__(self, cell: str, generation: int, now: float) -> None:
+        self._cell, self._generation = cell, generation
+        self._open = _Open(now)
+        self._closed: deque[tuple[int, RequestWindow]] = deque(maxlen=CLOSED_KEPT)
+        self._number = 0
+
+    def answered(self, now: float, first_ms: float, describe: Describe, *, is_stream: bool = True) -> None:
+        """A request was answered, after `first_ms` to its first token, or to its whole answer."""
+        window = self._at(now)
+        number, window.answered = window.answered, window.answered + 1
+        sample: RequestSample | None = None
+        if number < SAMPLES_OF_A_KIND:
+            sample = describe()
+            window.uniform.append((number, sample))
+        elif (place := int(random() * (number + 1))) < SAMPLES_OF_A_KIND:
+            sample = describe()
+            window.uniform[place] = (number, sample)
+        slowest = window.slowest[is_stream]
+        if len(slowest) < SAMPLES_OF_A_KIND:
+            heappush(slowest, (first_ms, number, sample or describe()))
+        elif first_ms > slowest[0][0]:
+            heapreplace(slowest, (first_ms, number, sample or describe()))
+
+    def failed(self, now: float, tenant: str, describe: Describe) -> None:
+        window = self._at(now)
+        window.failed += 1
+        window.failed_of[tenant] += 1
+        if len(window.errors) < SAMPLES_OF_A_KIND:
+            window.errors.append(describe())
+            return
+        kept = Counter(each.tenant for each in window.errors)
+        most, _ = max(kept.items(), key=lambda pair: pair[1])
+        if kept[tenant] < kept[most] - 1:
+            loser = most
+        elif kept[tenant] and random() * window.failed_of[tenant] < kept[tenant]:
+            loser = tenant
+        else:
+            return
+        places = [place for place, each in enumerate(window.errors) if each.tenant == loser]
+        window.errors[places[int(random() * len(places))]] = describe()
+
+    def closed(self, now: float, after: int) -> ClosedWindows:
+        """The closed windows that a reader lacks which has all up to number `after`."""
+        self._at(now)
+        is_of_other_life = after > self._number
+        windows = (window for number, window in self._closed if is_of_other_life or number > after)
+        return ClosedWindows(self._number, tuple(windows))
+
+    def _at(self, now: float) -> _Open:
+        """The open window, after closing the one that has ended. Windows without requests are left out."""
+        window = self._open
+        if window.since <= now < window.since + WINDOW_S:
+            return window
+        if window.answered or window.failed:
+            self._number += 1
+            self._closed.append((self._number, self._report(window)))
+        self._open = _Open(now)
+        return self._open
+
+    def _report(self, window: _Open) -> RequestWindow:
+        uniform = {number for number, _ in window.uniform}
+        ordinary = [sample for _, sample in window.uniform]
+        by_rank = zip_longest(*(sorted(heap, reverse=True) for heap in window.slowest))
+        slow = [each[2] for pair in by_rank for each in pair if each is not None and each[1] not in uniform]
+        errors = list(window.errors)
+        shuffle(ordinary)
+        shuffle(errors)
+        kinds = ((SampleKind.UNIFORM, ordinary), (SampleKind.SLOW, slow), (SampleKind.ERROR, errors))
+        samples = tuple(each for kind, found in kinds for each in _of_kind(kind, found))
+        return RequestWindow(
+            self._cell, self._generation, round(window.since, 3), window.answered, window.failed, samples
+        )
+
+
+def _of_kind(kind: SampleKind, samples: Iterable[RequestSample]) -> Iterable[RequestSample]:
+    return (sample if sample.kind is kind else structs.replace(sample, kind=kind) for sample in samples)
