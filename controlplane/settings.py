@@ -157,6 +157,9 @@ if AUDIT_EXPORT == "off":
 USAGE_EXPORT = os.environ.get("SWITCHYARD_USAGE_EXPORT", "")
 """Destination of the daily usage files: `s3://bucket/prefix`; empty: none."""
 
+REQUEST_SAMPLES = int(os.environ.get("SWITCHYARD_REQUEST_SAMPLES", "1000000"))
+"""Maximum rows of sampled requests, about 0.5 GB per million. They are kept for a day, in large fleets for less"""
+
 CONTROL_LOOPS = {
     CONTROL_QUEUE: {
         "fleet.reconcile": 1.0,

@@ -16,6 +16,7 @@ from fleet.reconcile.services import reconcile_alone
 from fleet.recorder.services import Recorder, rounds_trim
 from fleet.regions.services import application_certificates_check
 from fleet.releases.services.releases import AgentRollouts
+from fleet.requests.services import request_samples_trim
 from fleet.rollouts.services import rollout_points_keep
 from fleet.webhooks.services import deliveries_trim
 from kernel import clock
@@ -119,4 +120,5 @@ def judge_speculation_drift() -> None:
 def trim_history() -> None:
     history_trim(now=clock.now())
     node_logs_trim(now=clock.now())
+    request_samples_trim(now=clock.now())
     rounds_trim(now=clock.now())

@@ -18,6 +18,7 @@ from websockets.frames import Frame, Opcode
 from engine_agent.protocol.codec import BadMessage, decode_up
 from engine_agent.protocol.ingress_messages import IngressReport
 from engine_agent.protocol.messages import Fault, Hello, LogTail, Report
+from engine_agent.protocol.request_messages import RequestWindow
 from tests.controlplane.test_websocket_protocol import HEAD, Echo, Wire, connection
 
 TRIES = int(os.environ.get("SWITCHYARD_FUZZ", "60"))
@@ -117,14 +118,18 @@ plain = st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() |
 parts = st.recursive(
     plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3)
 )
-kinds = st.sampled_from(["hello", "report", "fault", "logs", "ingress_report", "desired", "", ["report"]])
+FIELDS = ["id", "kind", "seq", "observed", "load", "health", "samples"]
+kinds = st.sampled_from(["hello", "report", "fault", "logs", "requests", "ingress_report", "desired", "", ["report"]])
 
 
 @pytest.mark.slow
 @QUICK
-@given(kinds | parts, st.dictionaries(st.sampled_from(["id", "kind", "seq", "observed", "load", "health"]), parts))
+@given(
+    kinds | parts,
+    st.dictionaries(st.sampled_from(FIELDS), parts),
+)
 def test_a_message_is_understood_or_refused(kind: Any, fields: dict[str, Any]) -> None:
     text = json.dumps({"type": kind, **fields})
     for frame in (text, text.encode(), text[:-1], text + text, text.encode("utf-16"), b"\xef\xbb\xbf" + text.encode()):
         with suppress(BadMessage):
-            assert isinstance(decode_up(frame), Hello | Report | Fault | LogTail | IngressReport)
+            assert isinstance(decode_up(frame), Hello | Report | Fault | LogTail | RequestWindow | IngressReport)

@@ -14,12 +14,14 @@ import msgspec
 from engine_agent.protocol.codec import FAULT_BYTES_MAX, encode_unbounded
 from engine_agent.protocol.machine_messages import MachineReport
 from engine_agent.protocol.messages import DownMessage, Fault, Hello, LogTail, Report, UpMessage
+from engine_agent.protocol.request_messages import RequestWindow
 from fleet.agents.consumers.hub import AgentSession
 from fleet.agents.consumers.limits import TokenBucket
 from fleet.machines.selectors import machine_orders
 from fleet.machines.services.reports import ReceivedMachineReport, machine_hellos_store, machine_reports_store
 from fleet.nodes.selectors import desired_for, newer_versions
 from fleet.nodes.services.reports import ReceivedReport, fault_record, hellos_store, node_logs_store, reports_store
+from fleet.requests.services import request_windows_store
 from kernel import clock
 from kernel.metrics import FAULTS_DROPPED
 from kernel.refusals import Conflict
@@ -93,6 +95,11 @@ FAULTS_PER_S = 0.5
 FAULTS_BURST = 30.0
 """Of one node. Simultaneous faults of all devices stay below; further ones add no information."""
 
+WINDOWS_KEPT = 1000
+"""Windows of samples that wait to be stored, at 60 KB at most; further ones are dropped."""
+WINDOWS_PER_S, WINDOWS_BURST = 0.1, 8.0
+"""Of one node, which closes a window every 30 s. The burst is what waits during a reconnection."""
+
 LOGS_KEPT = 200
 """Nodes with log lines waiting to be written; further ones are dropped."""
 
@@ -105,6 +112,8 @@ class NodeHandler:
         self._faults: deque[tuple[str, Fault, datetime]] = deque(maxlen=FAULTS_KEPT)
         self._logs: dict[str, LogTail] = {}
         self._fault_budgets: dict[str, TokenBucket] = {}
+        self._windows: deque[tuple[str, RequestWindow]] = deque()
+        self._window_budgets: dict[str, TokenBucket] = {}
 
     def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
         return hellos_store(hellos)
@@ -117,6 +126,9 @@ class NodeHandler:
             if len(self._logs) < LOGS_KEPT or node in self._logs:
                 self._logs[node] = message
             return True
+        if isinstance(message, RequestWindow):
+            self._take_window(node, message)
+            return False
         if not isinstance(message, Report):
             return False
         received = _received_report(session, message)
@@ -141,6 +153,12 @@ class NodeHandler:
         self._faults.append((node, fault, now))
         return True
 
+    def _take_window(self, node: str, window: RequestWindow) -> None:
+        now_s = clock.now().timestamp()
+        budget = self._window_budgets.setdefault(node, TokenBucket(per_s=WINDOWS_PER_S, burst=WINDOWS_BURST, now=now_s))
+        if len(self._windows) < WINDOWS_KEPT and budget.take(now_s):
+            self._windows.append((node, window))
+
     def on_disconnect(self, session: AgentSession) -> None:
         self._reports.end(session.identity.id, session.key, _disconnected_report)
 
@@ -149,6 +167,13 @@ class NodeHandler:
         while self._faults:
             self._write_fault(*self._faults.popleft())
         self._write_logs()
+        self._write_windows()
+
+    def _write_windows(self) -> None:
+        """Samples that cannot be written are dropped: newer ones follow."""
+        windows = [self._windows.popleft() for _ in range(len(self._windows))]
+        if windows:
+            request_windows_store(windows=windows, now=clock.now())
 
     def _write_logs(self) -> None:
         """Lines that cannot be written are dropped: the agent sends them again."""

@@ -1,0 +1,131 @@
+"""Samples of requests are stored in groups, once, and only for the cell that a node leads."""
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine_agent.protocol.codec import BadMessage, decode_up, encode
+from engine_agent.protocol.request_messages import RequestSample, RequestWindow, SampleKind
+from fleet.requests.models import RequestSample as Stored
+from fleet.requests.selectors import failed_requests_of_keys, requests_between, requests_compared, requests_named
+from fleet.requests.services import request_samples_trim, request_windows_store
+from kernel.time_ranges import last
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+
+pytestmark = pytest.mark.django_db
+AT = NOW.timestamp()
+SPAN = last("1h", NOW)
+
+
+def sample(name: str, kind: SampleKind = SampleKind.UNIFORM, **more: Any) -> RequestSample:
+    return msgspec.structs.replace(RequestSample(name, AT - 5, kind, 200, 120.5), **more)
+
+
+def window(*samples: RequestSample, cell: str = "c1", generation: int = 1) -> RequestWindow:
+    return RequestWindow(cell, generation, AT - 30, len(samples), 0, samples)
+
+
+@pytest.fixture(autouse=True)
+def cell() -> None:
+    rows.cell("c1", rows.node("n-1"), rows.node("n-2"))
+    rows.cell("c2", rows.node("n-3"), rows.node("n-4"))
+
+
+def store(node: str, *windows: RequestWindow) -> int:
+    return request_windows_store(windows=[(node, each) for each in windows], now=NOW)
+
+
+def test_windows_of_several_cells_are_stored_in_one_statement() -> None:
+    both = [("n-1", window(sample("r-1"), sample("r-2"))), ("n-3", window(sample("r-3"), cell="c2"))]
+    assert request_windows_store(windows=both, now=NOW) == 3
+    stored = Stored.objects.get(request="r-1")
+    assert (stored.cell, stored.deployment, stored.region, stored.generation) == ("c1", "sim-70b", "us-east-1", 1)
+    assert stored.at == NOW - timedelta(seconds=5)
+    assert len(requests_compared(requests_between(SPAN, deployment="sim-70b"))) == 3
+    assert len(requests_compared(requests_between(SPAN, cell="c2"))) == 1
+
+
+def test_the_same_window_is_stored_once() -> None:
+    assert (store("n-1", window(sample("r-1"))), store("n-1", window(sample("r-1")))) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("node", "sent"),
+    [
+        ("n-1", window(sample("r-1"), cell="c2")),
+        ("n-2", window(sample("r-1"))),
+        ("n-1", window(sample("r-1"), generation=2)),
+        ("n-1", window(sample("r-1"), cell="other")),
+        ("n-9", window(sample("r-1"))),
+    ],
+    ids=["another cell", "a follower", "another generation", "no cell", "an unknown node"],
+)
+def test_a_node_writes_rows_of_the_cell_that_it_leads_alone(node: str, sent: RequestWindow) -> None:
+    assert (store(node, sent), Stored.objects.count()) == (0, 0)
+
+
+@pytest.mark.parametrize("at", [0.0, AT - 7300, AT + 61, 1e11])
+def test_a_row_of_another_time_is_dropped(at: float) -> None:
+    assert store("n-1", window(sample("r-1", at=at), sample("r-2"))) == 1
+
+
+def test_a_node_writes_only_its_share_of_rows(settings: Any) -> None:
+    settings.REQUEST_SAMPLES = 2880 * 3 * 2 * 4  # four of each kind for each of two cells
+    kinds = [kind for kind in SampleKind for _ in range(16)]
+    assert store("n-1", window(*(sample(f"r-{n}", kind) for n, kind in enumerate(kinds)))) == 12
+    assert set(Stored.objects.filter(kind="slow").values_list("request", flat=True)) == {
+        f"r-{n}" for n in range(16, 20)
+    }
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"request": "r" * 129},
+        {"tenant": "t" * 65},
+        {"prompt_tokens": -1},
+        {"prompt_tokens": 10**10},
+        {"total_ms": 1e12},
+        {"status": 1000},
+    ],
+    ids=str,
+)
+def test_oversized_rows_are_no_message(wrong: dict[str, Any]) -> None:
+    with pytest.raises(BadMessage):
+        decode_up(encode(window(sample("r-1", **wrong))))
+    with pytest.raises(BadMessage):
+        decode_up(encode(window(*(sample(f"r-{n}") for n in range(65)))))
+
+
+def test_text_that_postgresql_cannot_store_harms_no_other_row() -> None:
+    assert store("n-1", window(sample("a\x00b"), sample("r-2"))) == 2
+    assert Stored.objects.filter(request="a�b").exists()
+
+
+def test_old_samples_and_the_oldest_above_the_limit_are_deleted(settings: Any) -> None:
+    store("n-1", window(*(sample(f"r-{n}", at=AT - n) for n in range(10))))
+    Stored.objects.filter(request="r-9").update(at=NOW - timedelta(hours=25))
+    request_samples_trim(now=NOW)
+    assert Stored.objects.count() == 9
+    settings.REQUEST_SAMPLES = 4
+    request_samples_trim(now=NOW)
+    assert set(Stored.objects.values_list("request", flat=True)) == {"r-0", "r-1", "r-2", "r-3", "r-4"}
+
+
+def test_a_request_is_found_by_the_beginning_of_its_id() -> None:
+    store("n-1", window(sample("9f1c0de4a2b3"), sample("100%_de4")))
+    assert [each.request for each in requests_named("9f1c0de")] == ["9f1c0de4a2b3"]
+    assert list(requests_named("9f1c")) == []
+    assert list(requests_named("______%")) == []
+
+
+def test_failed_requests_are_found_by_key_and_deployment() -> None:
+    failed = sample("r-1", SampleKind.ERROR, key="1a2b", status=500)
+    store("n-1", window(failed, sample("r-2", key="1a2b"), sample("r-3", SampleKind.ERROR, status=500)))
+    found = failed_requests_of_keys([("1a2b", "sim-70b")], NOW)
+    assert [each.request for each in found] == ["r-1"]
+    for others in ([("1a2b", "other")], [("", "sim-70b")], []):
+        assert list(failed_requests_of_keys(others, NOW)) == []
