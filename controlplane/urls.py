@@ -8,7 +8,7 @@ from fleet.agents import api as join
 from fleet.nodes.api import enrol
 from traffic.batches import api as batch
 from traffic.files import api as stored_file
-from traffic.usage.api.usage import own_usage
+from traffic.usage.api.usage import own_errors, own_usage
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("api/", include("controlplane.api.urls")),
@@ -36,6 +36,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("v1/batches", batch.batches, name="batches"),
     path("v1/batches/", include("traffic.batches.api")),
     path("v1/usage", own_usage, name="own-usage"),
+    path("v1/usage/errors", own_errors, name="own-errors"),
     path("", include("controlplane.dashboard.urls")),
 ]
 handler400 = "controlplane.borders.answer_bad_request"

@@ -27,6 +27,7 @@ from fleet.machines.pages.views import MACHINE_ACTIONS
 from fleet.nodes.models import Node
 from fleet.nodes.pages import NODE_ACTIONS
 from fleet.regions.models import Region
+from fleet.requests.selectors import requests_named
 from fleet.rollouts.models import Rollout
 from fleet.rollouts.pages.views import ROLLOUT_ACTIONS
 from kernel.access import Access
@@ -242,6 +243,7 @@ def search(*, text: str, now: datetime, access: Access) -> SearchResults:
     groups = (
         _group("Actions", chain(_acts(text, access), _verbs(text, access))),
         *(_group(kind.title, kind.found(text, now)) for kind in KINDS),
+        _group("Requests", _requests(text)),
         _group("Pages", _pages(text, access)),
     )
     return SearchResults(text, tuple(group for group in groups if group.matches))
@@ -299,6 +301,13 @@ def _verbs(text: str, access: Access) -> Iterator[Match]:
 def _may_any(access: Access, action: Action[Any]) -> bool:
     """Whether the user may take an action on all objects or, by a grant, on some."""
     return access.may(action.role) or any(access.may(action.role, name) for name in access.grants)
+
+
+def _requests(text: str) -> Iterator[Match]:
+    """Sampled requests by the beginning of their id."""
+    for row in requests_named(text)[READ]:
+        url = f"{reverse('requests')}?{urlencode({'q': row.request})}"
+        yield Match(url, row.request, row.outcome, row.tone.value, f"{row.cell}, {row.tenant or 'no tenant'}")
 
 
 def _pages(text: str, access: Access) -> Iterator[Match]:

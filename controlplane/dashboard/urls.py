@@ -43,6 +43,7 @@ from fleet.regions.pages.views import (
 )
 from fleet.regions.pages.wizard import REGION_WIZARD
 from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
+from fleet.requests.pages import REQUESTS
 from fleet.rollouts.pages.views import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
 from models_registry.benchmarks.pages.views import (
     BENCHMARK,
@@ -128,6 +129,7 @@ urlpatterns = [
     path("cells/<str:key>/logs/", _view(CELL_LOGS), name="cell-logs"),
     path("cells/<str:key>/logs/download/", cell_log_download, name="cell-log-download"),
     path("cells/<str:cell_id>/ask/<str:action>/", cell_action, name="cell-action"),
+    path("requests/", _view(REQUESTS), name="requests"),
     path("nodes/", _view(NODES), name="nodes"),
     path("nodes/agents/upgrade/", agents_upgrade_action, name="agents-upgrade"),
     path("nodes/agents/cancel/", agents_cancel_action, name="agents-cancel"),

@@ -129,6 +129,7 @@ API_PATHS: Final[tuple[ApiPath, ...]] = (
     _control_plane_path("/v1/batches/{id}", ("GET",), "state of a batch"),
     _control_plane_path("/v1/batches/{id}/cancel", ("POST",), "cancel a batch; finished answers stay"),
     _control_plane_path("/v1/usage", ("GET",), "usage of the key's tenant"),
+    _control_plane_path("/v1/usage/errors", ("GET",), "failed requests of the key, by request id"),
 )
 """In the order of the documentation page."""
 CELL_PATHS: Final[Mapping[str, ApiPath]] = {row.path: row for row in API_PATHS if row.answered_by is AnsweredBy.CELL}

@@ -31,16 +31,19 @@ from fleet.nodes.pages import DRAIN, REPLACE, UNCORDON, node_find
 from fleet.reconcile.planning.states import CELL_TONE, CellState, IncidentState, NodeState
 from fleet.recorder.pages.why import time_line_fragment
 from fleet.recorder.planning.reasons import Subject
+from fleet.requests.pages import Place, request_fragments
 from kernel import clock
 from kernel.access import Role, require
 from kernel.control_hosts import ControlHosts, control_hosts
 from kernel.control_standing import ControlStanding
 from kernel.loop_passes import control_standing
+from kernel.time_ranges import TimeRange
 from kernel.tones import Tone
 from traffic.usage.selectors import tenants_hit
 
 RELATED_SHOWN = 20
 RELATED_WITHIN = timedelta(hours=1)
+REQUESTS_BEFORE = timedelta(minutes=15)
 BAD_CELL_STATES = tuple(state for state, tone in CELL_TONE.items() if tone is Tone.BAD)
 
 
@@ -215,6 +218,17 @@ def _incident_impact(request: PageRequest) -> Impact:
     return impact_of(incident, story.start, now=request.now, tenants=_tenants_hit(incident, request.now))
 
 
+def _requests_of_incident(request: PageRequest) -> Place | None:
+    """From a quarter of an hour before it, so that there are ordinary requests."""
+    incident = request.once(_incident)
+    if not (incident.cell or incident.deployment):
+        return None
+    span = TimeRange("", incident.opened_at - REQUESTS_BEFORE, incident.closed_at or request.now)
+    if incident.cell:
+        return Place(span, cell=incident.cell)
+    return Place(span, deployment=incident.deployment, region=incident.region)
+
+
 @never_cache
 @require_safe
 def incident_report(request: HttpRequest, key: str) -> HttpResponse:
@@ -334,6 +348,7 @@ INCIDENT = Page(
         Fragment(
             "incident-impact", "Impact on users", (*TOPICS, "history"), "fleet/faults/impact.html", _incident_impact
         ),
+        *request_fragments(_requests_of_incident),
         time_line_fragment(Subject.INCIDENT),
         Fragment("incident-evidence", "Evidence", TOPICS, "fleet/faults/evidence.html", _incident_evidence),
         Fragment("incident-actions", "What is done about it", TOPICS, "fleet/faults/actions.html", _incident_page),

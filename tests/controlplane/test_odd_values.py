@@ -86,7 +86,7 @@ PLACES = (
     "GET /v1/batches", "GET /v1/batches/{}", "POST /v1/batches/{}/cancel",
     "GET /v1/files", "GET /v1/files/{}", "DELETE /v1/files/{}", "GET /v1/files/{}/content",
     "GET /v1/responses/{}", "DELETE /v1/responses/{}", "POST /v1/responses/{}/cancel",
-    "GET /v1/responses/{}/input_items", "GET /v1/usage", "GET /v1/nothing/{}",
+    "GET /v1/responses/{}/input_items", "GET /v1/usage", "GET /v1/usage/errors", "GET /v1/nothing/{}",
 )  # fmt: skip
 UPLOAD = """--b\r
 Content-Disposition: form-data; name="{field}"\r

@@ -30,6 +30,7 @@ from fleet.reconcile.planning.states import CellState
 from fleet.recorder.pages.past import PAST_CELLS
 from fleet.recorder.pages.why import time_line_fragment, why_fragment
 from fleet.recorder.planning.reasons import Subject
+from fleet.requests.pages import Place, request_fragments
 from kernel.time_ranges import OF_LOAD
 
 EVENTS_OF_ONE_CELL = 30
@@ -58,6 +59,10 @@ def _cell_actions(request: PageRequest) -> ActionMenu:
 
 def _siblings(request: PageRequest) -> Siblings:
     return siblings_of(request.once(_cell), request.span, request.now)
+
+
+def _requests_of_cell(request: PageRequest) -> Place:
+    return Place(request.span, cell=request.key)
 
 
 def _cell_load_charts(request: PageRequest) -> Charts:
@@ -97,6 +102,7 @@ CELL = Page(
         Fragment("cell-load", "Load", ("history",), "fleet/load/charts.html", _cell_load_charts),
         Fragment("cell-use", "Accelerators and machines", ("history",), "fleet/load/charts.html", _member_charts),
         Fragment("cell-siblings", "Beside its siblings", ("history",), "fleet/cells/siblings.html", _siblings),
+        *request_fragments(_requests_of_cell),
         Fragment("cell-probes", "Probes", ("cells:{key}", "load"), "fleet/cells/probes.html", _cell),
         Fragment(
             "cell-machines",

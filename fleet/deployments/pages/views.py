@@ -55,6 +55,7 @@ from fleet.recorder.pages.past import PAST_DEPLOYMENTS
 from fleet.recorder.pages.why import time_line_fragment, why_fragment
 from fleet.recorder.planning.reasons import Subject
 from fleet.regions.models import Region
+from fleet.requests.pages import Place, request_fragments
 from kernel.refusals import InvalidInput, Refusal
 from kernel.time_ranges import OF_LOAD
 from simulator.prediction import Forecast
@@ -166,6 +167,11 @@ DEPLOYMENTS = Page(
     past=PAST_DEPLOYMENTS,
 )
 
+
+def _requests_of_deployment(request: PageRequest) -> Place:
+    return Place(request.span, deployment=request.key)
+
+
 DEPLOYMENT = Page(
     section="deployments",
     title="",
@@ -211,6 +217,7 @@ DEPLOYMENT = Page(
         Fragment(
             "deployment-use", "Accelerators and machines", ("history",), "fleet/load/charts.html", _deployment_use
         ),
+        *request_fragments(_requests_of_deployment),
         Fragment("deployment-cells", "Cells", ("cells", "load"), "fleet/cells/table.html", _deployment_cells),
         time_line_fragment(Subject.DEPLOYMENT),
         why_fragment(Subject.DEPLOYMENT),

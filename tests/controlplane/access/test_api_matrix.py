@@ -21,7 +21,7 @@ RESOURCES = [
     "traffic/matrices", "traffic/losses", "traffic/history", "traffic/policies", "traffic/overrides",
     "traffic/evacuations", "groups",
     "entry", "entry-revisions", "autoscaling/places", "autoscaling/decisions",
-    "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
+    "grants", "tokens", "sessions", "approvals", "approval-rules", "events", "requests",
 ]  # fmt: skip
 READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
     "GET usage", "GET costs", "GET usage/responses", "GET autoscaling", "GET capacity-plan", "GET me", "GET operations",
@@ -30,6 +30,7 @@ READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
     "GET model-versions/{id}/memory", "GET replay/rounds/{id}", "GET replay/incidents/{id}",
     "GET why/cell/{id}", "GET why/node/{id}", "GET why/deployment/{id}", "GET why/rollout/{id}", "GET why/share/{id}",
     "GET cells/{id}/load", "GET deployments/{id}/load", "GET regions/{id}/load", "GET nodes/{id}/use",
+    "GET requests/comparison",
 }  # fmt: skip
 ASKED_BY_POST = {  # and nothing is changed
     "POST rollouts/preview", "POST traffic/overrides/preview", "POST traffic/evacuations/preview", "POST plan",

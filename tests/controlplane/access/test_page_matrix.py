@@ -58,6 +58,7 @@ VIEWER = {
     "playground",
     "playground-code",
     "region",
+    "requests",
     "regions",
     "rollout",
     "rollouts",

@@ -58,7 +58,7 @@ def test_it_shows_every_resource() -> None:
         "regions", "capacity-pools", "capacity-plan", "image-moves", "instance-types", "nodes", "cells", "deployments",
         "models", "model-imports", "model-versions",
         "incidents", "engine-allowances", "engine-builds", "engine-build-uploads", "compile-caches", "tenant-grants",
-        "tenant-webhooks",
+        "requests", "tenant-webhooks",
         "request-queues", "rollouts", "plan", "why", "replay", "operations", "fault-rules",
         "webhooks",
         "webhook-deliveries", "certificates", "audit", "events", "apply", "routing-tables", "ingresses", "keys",

@@ -19,6 +19,7 @@ from fleet.quotas.models import Quota
 from fleet.recorder.models import RecordedRound, RoundSubject
 from fleet.regions.models import Rate, Region
 from fleet.releases.models import AgentRelease
+from fleet.requests.models import RequestSample
 from fleet.rollouts.models import Rollout
 from kernel import clock
 from kernel.events import event_record
@@ -171,6 +172,7 @@ def one_more_of_everything(number: int) -> Cell:
     )
     _recorded(cell)
     _traffic(number, cell)
+    _requests(number, cell)
     return cell
 
 
@@ -349,6 +351,15 @@ def _key(number: int) -> None:
     )
     Budget.objects.create(tenant=tenant, unit="usd", limit=2, hard_stop=True, actor="ada", changed_at=NOW)
     UsageMonth.objects.create(tenant=tenant, month=clock.now().date().replace(day=1), tokens=9, charged=Decimal("1.25"))
+
+
+def _requests(number: int, cell: Cell) -> None:
+    place = {"cell": cell.pk, "deployment": cell.deployment_id, "region": cell.region_id, "generation": 1}
+    for kind, status in (("uniform", 200), ("slow", 200), ("error", 500)):
+        RequestSample.objects.create(
+            request=f"{kind}-{number}", kind=kind, status=status, at=clock.now(), key=f"0a{number:06x}",
+            tenant=f"tenant-{number}", first_ms=80.0, total_ms=900.0, **place,
+        )  # fmt: skip
 
 
 def _steering(cell: Cell) -> None:

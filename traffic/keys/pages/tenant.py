@@ -1,6 +1,6 @@
-"""The page of a tenant, read-only: its usage, charges, limits and keys. It opens with any valid key of the tenant. The
-session keeps only the key's prefix, and each request checks the key again. It never shows another tenant's rows (I15).
-"""
+"""The page of a tenant, read-only: its usage, charges, limits, keys and failed requests. It opens with any valid key of
+the tenant. The session keeps only the key's prefix, and each request checks the key again. It never shows another
+tenant's rows (I15)."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -15,10 +15,12 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods
 
 from audit.middleware import audit_exempt
+from fleet.requests.models import RequestSample
+from fleet.requests.pages import FAILED_SHOWN
 from kernel import clock
 from traffic.keys.models import ApplicationKey
 from traffic.keys.pages.data import KEYS_SHOWN, KeyRow, KeyUse, key_use, usage_rows
-from traffic.keys.selectors import keys_described
+from traffic.keys.selectors import failed_requests_of, keys_described
 from traffic.tenants.selectors import UnknownApplication, application_of, application_with
 from traffic.usage.models import UsageHour, UsageMonth
 from traffic.usage.planning.counting import month_of
@@ -41,6 +43,7 @@ class TenantView:
     budgets: tuple[BudgetView, ...]
     keys: tuple[KeyRow, ...]
     hours: tuple[dict[str, Any], ...]
+    failed: tuple[RequestSample, ...]
     use: KeyUse | None
 
 
@@ -61,6 +64,7 @@ def tenant_view(key: ApplicationKey, now: datetime) -> TenantView:
         budgets=tuple(budget_views(now, own)),
         keys=tuple(KeyRow(row, row.state_at(now)) for row in keys),
         hours=usage_rows(tenant=tenant),
+        failed=tuple(failed_requests_of(now, tenant=tenant)[:FAILED_SHOWN]),
         use=key_use(key),
     )
 

@@ -31,6 +31,8 @@ from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, Pa
 from engine_agent.protocol.states import ServingClass
 from fleet.deployments.models import Deployment
 from fleet.reconcile.planning.states import choices
+from fleet.requests.models import RequestSample
+from fleet.requests.pages import FAILED_SHOWN
 from kernel import clock
 from kernel.access import Role
 from traffic.keys.api import ChangeKeySerializer, CreateKeySerializer
@@ -51,6 +53,7 @@ from traffic.keys.pages.data import (
     usage_rows,
 )
 from traffic.keys.planner import LIMITS, KeyState
+from traffic.keys.selectors import failed_requests_of
 from traffic.keys.services import key_change, key_create, key_revoke, key_rotate, keys_require
 from traffic.tenants.api import CreateTenantGrantSerializer, CreateTenantWebhookSerializer
 from traffic.tenants.models import TenantGrant, TenantWebhook
@@ -110,6 +113,11 @@ def _key_usage(request: PageRequest) -> tuple[dict[str, Any], ...]:
     return usage_rows(key=request.once(_key_detail).row.key.prefix)
 
 
+def _key_failed(request: PageRequest) -> tuple[RequestSample, ...]:
+    prefix = request.once(_key_detail).row.key.prefix
+    return tuple(failed_requests_of(request.now, key=prefix)[:FAILED_SHOWN])
+
+
 def _key_chart(request: PageRequest) -> tuple[Chart, ...]:
     return marked([key_chart(request.once(_key_detail).row.key.prefix, request.now)])
 
@@ -160,6 +168,7 @@ KEY = Page(
         Fragment("key-use", "Use it", (), "traffic/keys/use.html", _use),
         Fragment("key-chart", "Usage, last 48 hours", ("usage",), "dashboard/charts/several.html", _key_chart),
         Fragment("key-usage", "Requests, by hour", ("usage",), "traffic/keys/usage.html", _key_usage),
+        Fragment("key-failed", "Failed requests, 24 h", ("usage",), "traffic/keys/key_failed.html", _key_failed),
         Fragment("key-tenant", "Tenant usage by hour", ("usage",), "traffic/keys/tenant.html", _tenant_usage),
     ),
 )

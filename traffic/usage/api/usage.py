@@ -15,8 +15,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from engine_agent.protocol.states import ServingClass
+from fleet.requests.models import RequestSample
 from kernel import clock
 from kernel.rest.view_sets import ViewSet
+from traffic.keys.selectors import failed_requests_of
 from traffic.responses.selectors import kept_by_tenant, kept_in_all
 from traffic.responses.services import store_settings
 from traffic.tenants.api import only, openai_error, refused
@@ -311,6 +313,42 @@ def _own_row_json(row: dict[str, Any], group: list[str]) -> dict[str, Any]:
         **{name: row[OWN_DIMENSIONS[name]] or None for name in group},
         **{name: row[name] for name in COUNTS},
         "charged": money_text(row["charged"]),
+    }
+
+
+MAX_ERRORS = 100
+
+
+@only("GET")
+def own_errors(request: HttpRequest) -> HttpResponseBase:
+    """GET /v1/usage/errors: sampled failed requests of the key in the last 24 hours, newest first; with `request_id`,
+    only this one."""
+    now = clock.now()
+    try:
+        application = application_of(request.headers.get("Authorization", ""), now)
+    except UnknownApplication as unknown:
+        return refused(unknown)
+    if not application.key:
+        return openai_error(401, "missing_api_key", "send an API key: failed requests are shown to their key")
+    found = failed_requests_of(now, key=application.key)
+    if name := request.GET.get("request_id", ""):
+        found = found.filter(request=name)
+    return JsonResponse({"object": "list", "data": [_own_error_json(row) for row in found[:MAX_ERRORS]]})
+
+
+def _own_error_json(row: RequestSample) -> dict[str, Any]:
+    return {
+        "object": "request.error",
+        "request_id": row.request,
+        "created_at": unix_seconds(row.at),
+        "model": row.deployment,
+        "path": row.path,
+        "status": row.status,
+        "code": row.reason or None,
+        "tried_elsewhere": row.is_handed_back,
+        "prompt_tokens": row.prompt_tokens,
+        "completion_tokens": row.completion_tokens,
+        "duration_ms": row.total_ms,
     }
 
 
