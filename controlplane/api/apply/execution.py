@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 
 from accounts.models import Approval
 from controlplane.api.apply.planning import Action, Document, Kind, Objection, Plan, Step, plan_documents, revision_of
@@ -115,15 +115,51 @@ def _execute(documents: Sequence[Document], requester: Requester, revision: str 
             f"{revision} and is {current}; make a new plan and review it"
         )
     plan = plan_documents(documents, present)
+    waiting = None if plan.objections else _run_together(plan.steps, requester)
+    if waiting is None:
+        waiting = _run_one_by_one(plan, requester)
+    return ApplyResult(plan, current, tuple(waiting))
+
+
+def _run_together(steps: Sequence[Step], requester: Requester) -> list[Approval] | None:
+    """All steps within one savepoint, which saves two to eight queries a step. Returns None, and undoes all of them, if
+    one fails."""
+    if not steps:
+        return []
+    try:
+        with transaction.atomic(), _one_savepoint():
+            waiting = [_run(step, requester) for step in steps]
+            return None if transaction.get_rollback() else [done for done in waiting if done is not None]
+    except (InvalidInput, Conflict, DatabaseError):
+        return None
+
+
+@contextmanager
+def _one_savepoint() -> Iterator[None]:
+    """Nested `atomic` blocks create no savepoints, as with a database that has none. After an error in one, only the
+    block around this one can roll back."""
+    connection.savepoint = lambda: None  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        del connection.savepoint
+
+
+def _run_one_by_one(plan: Plan, requester: Requester) -> list[Approval]:
+    """Each step within its own savepoint, to collect all errors. Raises NotPossible if there are any."""
     objections = list(plan.objections)
     waiting: list[Approval] = []
     for step in plan.steps:
         with _collect_errors(step, objections), transaction.atomic():
-            done = _SERVICES[step.document.kind, step.action](step, requester)
+            done = _run(step, requester)
             waiting += [done] if done is not None else []
     if objections:
         raise NotPossible(objections)
-    return ApplyResult(plan, current, tuple(waiting))
+    return waiting
+
+
+def _run(step: Step, requester: Requester) -> Approval | None:
+    return _SERVICES[step.document.kind, step.action](step, requester)
 
 
 @contextmanager

@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from accounts.models import Approval, ApprovalRule
-from controlplane.api.apply.view import deployment_described
+from controlplane.api.apply.documents import documents_of
+from controlplane.api.apply.execution import Requester, documents_preview
+from controlplane.api.apply.view import PreviewDocumentsSerializer, deployment_described
 from controlplane.cli.documents import read_documents
 from fleet.autoscaling.planning.role_split import RoleSplit
 from fleet.deployments.models import Deployment, DeploymentRegion
@@ -300,3 +304,46 @@ def test_a_kind_that_only_admins_change_is_refused_to_operators_in_documents_as_
     assert operator.post(f"{URL}/", {**body, "dry_run": True}, format="json").status_code == 200
     assert calls(make_user("ada", Role.ADMIN)).post(f"{URL}/", body, format="json").status_code == 200
     assert FaultRule.objects.get().mode == "off"
+
+
+@pytest.mark.parametrize(
+    ("kind", "spec", "each"),
+    [
+        ("Model", {"description": "new"}, 2),  # its row and its event
+        ("Region", {"position": 4}, 2),
+        ("Deployment", {"scaling": {"mode": "act"}}, 4),  # locks and reads its deployment, and both writes
+        ("Deployment", {"regions": [{"region": "us-east-1", "cells": 1}]}, 0),  # unchanged
+    ],
+)
+def test_more_documents_take_more_queries_only_for_their_writes(kind: str, spec: dict[str, Any], each: int) -> None:
+    counts = []
+    for number in range(12):
+        rows.deployment(f"{kind.lower()}-{number}") if kind == "Deployment" else None
+    for documents in (2, 12):
+        made = documents_of(valid([document(kind, f"{kind.lower()}-{number}", **spec) for number in range(documents)]))
+        with CaptureQueriesContext(connection) as captured:
+            documents_preview(documents=made, requester=Requester("ada", "", rows.NOW), with_fleet=False)
+        counts.append(len(captured))
+    assert counts[1] - counts[0] == 10 * each
+
+
+def valid(documents: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    checked = PreviewDocumentsSerializer(data={"documents": documents})
+    checked.is_valid(raise_exception=True)
+    return list(checked.validated_data["documents"])
+
+
+def test_an_error_of_one_step_undoes_the_others_and_all_errors_are_listed() -> None:
+    rows.deployment()
+    lost = [{"region": "mars", "cells": 1}]
+    wrong = applied(
+        document("Model", "tiny"),
+        document("Deployment", "sim-70b", regions=lost),
+        document("TrafficPolicy", "unknown", cost={"us-east-1": 0.5}),
+    )
+    assert wrong.status_code == 400
+    assert {rule["field"].partition(".spec")[0] for rule in wrong.json()["errors"]} == {"documents.1", "documents.2"}
+    assert not Model.objects.filter(name="tiny").exists()
+    assert not Event.objects.exists()
+    assert applied(document("Model", "tiny")).status_code == 200
+    assert Model.objects.filter(name="tiny").exists()
