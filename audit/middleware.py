@@ -1,5 +1,5 @@
 """Audits all changing requests: each runs in one transaction with its record, so no view can omit it. Refusals for lack
-of rights are recorded as well.
+of rights are recorded as well. A form that is sent twice changes things once.
 
 It must be the last middleware: its `process_view` calls the view itself."""
 
@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse, RawPostDataException
+from django.http import HttpRequest, HttpResponse, HttpResponseRedirect, RawPostDataException
+from django.shortcuts import render
 from django.urls import Resolver404, resolve
 from rest_framework.exceptions import APIException
 
@@ -19,7 +20,9 @@ from audit.row_capture import Changes, RowCapture
 from audit.services import Act, Actor, audit_record, denial_record, request_actor
 from audit.signals import RequestLogin, current_login, login_recording
 from kernel import clock
+from kernel.models import IdempotentAnswer
 from kernel.outside_transaction import RequestWork, RunOutsideTransaction, begin_run
+from kernel.rest.idempotency import SUBMISSION, IdempotentRequest, form_submission, submission_find, submission_store
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 DENIALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
@@ -92,21 +95,31 @@ class AuditMiddleware:
         if request.method in SAFE_METHODS or login is None or exemption(view):
             return None
         call = async_to_sync(view) if iscoroutinefunction(view) else view
+        # Views without Django's CSRF check read their bodies themselves.
+        submission = None if getattr(view, "csrf_exempt", False) else form_submission(request)
         if not _is_body_kept(request):
-            return self._run(request, call, login, args, kwargs)
+            return self._run(request, call, login, submission, args, kwargs)
         outside = RequestWork()
         for _ in range(MOST_RUNS):
             try:
                 with begin_run(outside):
-                    return self._run(request, call, login, args, kwargs)
+                    return self._run(request, call, login, submission, args, kwargs)
             except RunOutsideTransaction as wanted:
                 wanted.work()
         raise RuntimeError(f"{request.path} needs more work outside its transaction after {MOST_RUNS} runs")
 
     def _run(
-        self, request: HttpRequest, call: View, login: RequestLogin, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        request: HttpRequest,
+        call: View,
+        login: RequestLogin,
+        submission: IdempotentRequest | None,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> HttpResponse:
         with transaction.atomic():
+            if submission and (answer := submission_find(submission, clock.now())):
+                return _repeated(request, answer)
             capture = RowCapture()
             capture.start()
             response: HttpResponse = call(request, *args, **kwargs)
@@ -117,7 +130,17 @@ class AuditMiddleware:
             changes = capture.finish()
             if not refused and (changes or login):
                 _record(request, response, changes, login)
+            if submission and changes and not refused:
+                location = response.headers.get("Location", "")
+                submission_store(submission, status=response.status_code, location=location, now=clock.now())
         return response
+
+
+def _repeated(request: HttpRequest, answer: IdempotentAnswer) -> HttpResponse:
+    """The answer to a form that was sent again: where the first one led, without doing its work again."""
+    if answer.body is not None:
+        return HttpResponseRedirect(bytes(answer.body).decode())
+    return render(request, "409.html", {"done_at": answer.created_at}, status=HTTPStatus.CONFLICT)
 
 
 def _is_body_kept(request: HttpRequest) -> bool:
@@ -232,7 +255,8 @@ def _body(request: HttpRequest, response: HttpResponse) -> dict[str, Any]:
     except APIException:  # one that the view never read
         return {}
     if hasattr(body, "lists"):
-        return {name: values if len(values) > 1 else values[0] for name, values in body.lists() if values}
+        found = {name: values if len(values) > 1 else values[0] for name, values in body.lists() if values}
+        return {name: value for name, value in found.items() if name != SUBMISSION}
     return dict(body) if isinstance(body, Mapping) else {}
 
 

@@ -288,6 +288,7 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.contrib.messages.context_processors.messages",
                 "kernel.access.may",
             ],
+            "builtins": ["controlplane.dashboard.templatetags.form_guards"],
         },
     },
 ]

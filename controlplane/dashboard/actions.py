@@ -4,7 +4,7 @@ the typed confirmation of dangerous actions, errors, and pending approvals. It n
 both and is audited."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Generic, TypeVar
@@ -21,13 +21,17 @@ from rest_framework import serializers
 from accounts.models import Approval
 from accounts.permissions import FactorNeeded
 from controlplane.dashboard.fragments import Context, View
+from controlplane.dashboard.templatetags.form_guards import seen_text
 from kernel import clock
 from kernel.access import Access, Role, require
-from kernel.refusals import Busy, InvalidInput, Refusal
+from kernel.decoding import decode_json
+from kernel.refusals import Busy, Conflict, InvalidInput, Refusal
 
 T = TypeVar("T")
 MAX_TEXT = 500
 MAX_SECRET = 128
+MAX_SEEN = 20_000
+"""Characters of the stored values that a form was opened with."""
 SECRETS = ("password", "old_password", "new_password", "one_time_code", "credential", "secret")
 
 
@@ -115,7 +119,14 @@ class Field:
     checked: bool = False
     options: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def stored(self) -> str | int:
+        """The value that it sends without a change by the user."""
+        return self.value if self.kind != "checkbox" or self.checked else ""
 
+
+EDITED = frozenset({"text", "textarea", "number", "select", "checkbox", "date", "datetime-local", "url"})
+"""Kinds of fields that can show a stored value."""
 WHY = Field("why", "Reason")
 REQUIRED_WHY = replace(WHY, required=True)
 
@@ -123,7 +134,8 @@ REQUIRED_WHY = replace(WHY, required=True)
 @dataclass(frozen=True, slots=True)
 class Confirmation:
     """A form that carries an action out, rendered by `dashboard/action_confirm.html`. `typed`: the text that the user
-    must type to confirm, "" for none; `confirmed`: what the user typed before a refusal."""
+    must type to confirm, "" for none; `confirmed`: what the user typed before a refusal. `seen`: the stored values that
+    the form shows, "" for none."""
 
     name: str
     label: str
@@ -133,6 +145,7 @@ class Confirmation:
     fields: tuple[Field, ...] = ()
     typed: str = ""
     confirmed: str = ""
+    seen: str = ""
 
     def with_values_of(self, form: Submission) -> "Confirmation":
         """With the values of this form. A link may fill fields, but never the confirmation."""
@@ -159,7 +172,8 @@ class Action(Generic[T]):
     of its form, or a function of the object.
 
     `effect`: predicts the effect of an action with a separate form; None if the form is part of a page.
-    `why_not`: why it is impossible now, or "". `words`: other words that find it."""
+    `why_not`: why it is impossible now, or "". `words`: other words that find it. `present`: stored values that the
+    form edits, by field; a form that was opened with other ones is refused. Default: those of its `fields`."""
 
     target: Target[T]
     run: Run[T]
@@ -172,9 +186,19 @@ class Action(Generic[T]):
     effect: Callable[[T, datetime], str] | None = None
     why_not: Callable[[T], str] = lambda thing: ""
     words: tuple[str, ...] = ()
+    present: Callable[[T], Mapping[str, object]] | None = None
+
+    def stored(self, thing: T) -> Mapping[str, object]:
+        """The stored values that the form edits; empty if it edits none."""
+        if self.present is not None:
+            return self.present(thing)
+        if not callable(self.fields):
+            return {}
+        return {field.name: field.stored for field in self.fields(thing) if field.kind in EDITED}
 
     def confirmation(self, thing: T, url: str, effect: str, fields: tuple[Field, ...] | None = None) -> Confirmation:
         """The form of this action on a page; `fields` if they depend on the page's form."""
+        stored = self.stored(thing)
         if fields is None:
             fields = self.fields(thing) if callable(self.fields) else self.fields
         return Confirmation(
@@ -185,6 +209,7 @@ class Action(Generic[T]):
             submit=self.submit or f"{self.label} {self.target.name(thing)}",
             fields=fields,
             typed=self.typed(thing) if self.typed else "",
+            seen=seen_text(stored) if stored else "",
         )
 
     def menu_item(self, thing: T, access: Access) -> "MenuItem":
@@ -293,11 +318,14 @@ def _refused_form(action: Action[T], form: Submission, thing: T, reason: str, st
     return refused(form.request, action.target, thing, reason, status)
 
 
-def action(target: Target[T], role: Role = Role.OPERATOR) -> Callable[[Run[T]], View]:
-    """Decorator for a function that calls the service: the view of an action whose form is in a page's template."""
+def action(
+    target: Target[T], role: Role = Role.OPERATOR, present: Callable[[T], Mapping[str, object]] | None = None
+) -> Callable[[Run[T]], View]:
+    """Decorator for a function that calls the service: the view of an action whose form is in a page's template.
+    `present`: as in `Action`; the template has `{% seen %}`."""
 
     def decorate(run: Run[T]) -> View:
-        return action_view(Action(target=target, run=run, role=role))
+        return action_view(Action(target=target, run=run, role=role, present=present))
 
     return decorate
 
@@ -367,8 +395,28 @@ def _find(request: HttpRequest, action: Action[T], arguments: dict[str, Any], de
     return thing
 
 
+def _refuse_stale(action: Action[T], form: Submission, thing: T) -> None:
+    """Raises Conflict if stored values have changed since the form was opened: it would overwrite them unseen."""
+    try:
+        seen = decode_json(form.text("seen", longest=MAX_SEEN) or "{}")
+    except ValueError:
+        seen = {}
+    if not isinstance(seen, dict) or not seen:
+        return
+    stored = decode_json(seen_text(action.stored(thing)))
+    changed = []
+    for name, now in stored.items():
+        sent, then = ", ".join(form.texts(name)), str(seen.get(name, now))[:MAX_TEXT]
+        if now not in {then, sent}:
+            field = name.replace("_", " ")
+            changed.append(f"{field} is {now or 'empty'} now; it was {then or 'empty'}, and you sent {sent or 'empty'}")
+    if changed:
+        raise Conflict(f"changed while this form was open, so nothing was overwritten: {'; '.join(changed)}")
+
+
 def _run_action(action: Action[T], form: Submission, thing: T) -> HttpResponse:
     """Carry out the action, and redirect. Raises Refusal, and then nothing was changed."""
+    _refuse_stale(action, form, thing)
     wanted = action.typed(thing) if action.typed else ""
     if wanted and (typed := form.text("confirm")) != wanted:
         raise InvalidInput(field="confirm", rule="named", message=f"type {wanted} to confirm; you typed {typed!r}")

@@ -21,6 +21,7 @@ from controlplane.api.apply.present import revisions_of
 from controlplane.api.apply.view import predicted_effects
 from controlplane.dashboard.actions import Submission, to_confirmation
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest, View, page_view, shell_context
+from controlplane.dashboard.wizard_conflicts import BASE, base_of, note_conflicts, settled, stored_texts
 from controlplane.dashboard.wizards import (
     RAW,
     RAW_TEXT,
@@ -41,7 +42,9 @@ from kernel.refusals import Conflict, Refusal
 
 MAX_URL = 4000
 """Characters of fields that a login page carries in its URL; longer ones return from the browser's own store."""
-OWN_FIELDS = frozenset({"csrfmiddlewaretoken", "go", "pick", "revision"})
+KEEPS = frozenset({"typed", "stored"})
+"""Buttons that settle conflicts: which values stay."""
+OWN_FIELDS = frozenset({"csrfmiddlewaretoken", "submission", "go", "pick", "revision"})
 
 
 def wizard_view(wizard: Wizard, shell: Fragment) -> View:
@@ -64,9 +67,11 @@ def wizard_view(wizard: Wizard, shell: Fragment) -> View:
         page_request = PageRequest(key, request.GET, form.now)
         typed = _typed(wizard, form, page_request)
         go = _pressed(form, "go")
+        if go in KEEPS and page_request.key:
+            typed = settled(wizard, typed, page_request, takes_stored=go == "stored")
         if go == "apply":
             return _apply(wizard, form, typed, page_request, shell)
-        checked = check(wizard, typed, _requester(form))
+        checked = _check(wizard, form, typed, page_request)
         if go == "review" and checked.is_ready:
             _foresee(checked, form)
         if go == "download" and checked.documents and not checked.errors:
@@ -111,6 +116,12 @@ def _requester(form: Submission) -> Requester:
     return Requester(actor=form.actor, why=form.text("why"), now=form.now)
 
 
+def _check(wizard: Wizard, form: Submission, typed: Typed, page_request: PageRequest) -> Checked:
+    checked = check(wizard, typed, _requester(form))
+    note_conflicts(wizard, typed, page_request, checked)
+    return checked
+
+
 def _is_foreseen(checked: Checked) -> bool:
     """Whether effects are predicted. That takes a second or two, so it is done in a review and not in each check."""
     return checked.result is not None and any(
@@ -131,7 +142,7 @@ def _foresee(checked: Checked, form: Submission) -> None:
 
 
 def _apply(wizard: Wizard, form: Submission, typed: Typed, page_request: PageRequest, shell: Fragment) -> HttpResponse:
-    checked = check(wizard, typed, _requester(form))
+    checked = _check(wizard, form, typed, page_request)
     if checked.is_ready:
         if not checked.changes_something:  # a repeated submit: it is done
             return redirect(wizard.url(checked.documents))
@@ -256,6 +267,7 @@ def _render(
         "raw_text": raw_text,
         "raw_opens": is_raw and not typed.text(RAW_TEXT),
         "why": form.text("why"),
+        "base": _base(wizard, typed, page_request),
     }
     if _is_check(request):
         return render(request, "dashboard/wizards/check.html", context)
@@ -263,6 +275,13 @@ def _render(
     context |= shell_context(request, page, shell, page_request)
     failed = form.is_post and go in {"review", "apply", "download", "draft"} and bool(checked.errors or checked.missing)
     return render(request, "dashboard/wizards/wizard.html", context, status=409 if failed else 200)
+
+
+def _base(wizard: Wizard, typed: Typed, page_request: PageRequest) -> str:
+    """Digests of the values in the form when it opened; "" for a wizard that changes no object."""
+    if not page_request.key:
+        return ""
+    return typed.text(BASE) or base_of(wizard, stored_texts(wizard, page_request))
 
 
 def _has_place(wizard: Wizard, name: str) -> bool:

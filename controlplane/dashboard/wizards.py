@@ -208,7 +208,8 @@ class Wizard:
 
 @dataclass
 class Checked:
-    """`errors` by input, "" for those without one. `missing`: titles of required inputs that are empty."""
+    """`errors` by input, "" for those without one. `missing`: titles of required inputs that are empty.
+    `has_conflicts`: some errors are stored values that have changed while the form was open."""
 
     documents: Documents = field(default_factory=list)
     parsed: tuple[Document, ...] = ()
@@ -217,6 +218,7 @@ class Checked:
     result: ApplyResult | None = None
     forecasts: Mapping[str, Forecast] = field(default_factory=dict)
     not_predicted: str = ""
+    has_conflicts: bool = False
 
     def add(self, name: str, message: str) -> None:
         found = self.errors.setdefault(name, [])

@@ -1,4 +1,4 @@
-"""`Idempotency-Key`: a repeated POST does its work once and gets the stored answer.
+"""`Idempotency-Key`: a repeated POST does its work once and gets the stored answer. Forms of pages have a token.
 
 Key, work and stored answer are one transaction. Only successes are stored: a refused request changed nothing and may be
 repeated with the same key. Answers with a secret are not stored: a repetition gets the message that the work was done.
@@ -12,6 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connection, transaction
+from django.http import HttpRequest
 from django.utils.crypto import salted_hmac
 
 from kernel.models import IdempotentAnswer
@@ -23,6 +24,9 @@ REPLAYED = "Idempotency-Replayed"
 KEPT = timedelta(hours=24)
 LONGEST = 255
 _SALT = "kernel.rest.idempotency"
+SUBMISSION = "submission"
+"""Field with the token of a form (`{% form_token %}`)."""
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{8,64}")
 _FORM = re.compile(r"[\x21-\x7e]{1,255}")
 _SECRET = re.compile(rb"sw_[0-9a-f]{8}_[0-9a-f]{40,}")
 """The form of secrets that are shown once (kernel.secrets)."""
@@ -87,12 +91,51 @@ def respond_once(
         return answer, None
 
 
+def form_submission(request: HttpRequest) -> IdempotentRequest | None:
+    """The submission of a page's form, or None without a token or a signed-in user.
+
+    Its fields are part of the key: a form that is changed after going back in the browser is another submission."""
+    token = request.POST.get(SUBMISSION, "")
+    if not _TOKEN.fullmatch(token) or not request.user.is_authenticated:
+        return None
+    fields = sorted((name, values) for name, values in request.POST.lists() if name != "csrfmiddlewaretoken")
+    files = sorted((name, [(one.name, one.size) for one in those]) for name, those in request.FILES.lists())
+    query = request.META.get("QUERY_STRING", "")
+    fingerprint = fingerprint_of(method="POST", path=request.path, query=query, body=[fields, files])
+    return IdempotentRequest(f"form:{request.user.pk}", f"{token}:{fingerprint}", fingerprint)
+
+
+def submission_find(submission: IdempotentRequest, now: datetime) -> IdempotentAnswer | None:
+    """The answer to the same submission, or None. Waits for one in progress. Call it in the transaction of the work."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [_lock_name(submission)])
+    rows = IdempotentAnswer.objects.filter(caller=submission.caller, key=submission.key)
+    return rows.filter(expires_at__gt=now).first()
+
+
+def submission_store(submission: IdempotentRequest, *, status: int, location: str, now: datetime) -> None:
+    """Stores where a submission led. `location` "": it led to a page that is shown once, such as one with a secret."""
+    IdempotentAnswer.objects.update_or_create(
+        caller=submission.caller,
+        key=submission.key,
+        defaults={
+            "fingerprint": submission.fingerprint,
+            "status": status,
+            "body": location.encode() if location else None,
+            "created_at": now,
+            "expires_at": now + KEPT,
+        },
+    )
+
+
+def _lock_name(request: IdempotentRequest) -> str:
+    return f"{request.caller}\n{request.key}"
+
+
 def _alone(request: IdempotentRequest) -> bool:
     """Takes a lock until the end of the transaction."""
     with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [f"{request.caller}\n{request.key}"]
-        )
+        cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [_lock_name(request)])
         return bool(cursor.fetchone()[0])
 
 

@@ -183,7 +183,12 @@ def service_account_new(form: Submission, _: None) -> object:
     return account_change("create service account", actor=form.actor, now=form.now, **fields)
 
 
-@action(USERS_PAGE, Role.ADMIN)
+def _stored_groups(username: str) -> dict[str, object]:
+    names = User.objects.filter(username=username).values_list("groups__name", flat=True)
+    return {"groups": ", ".join(sorted(name for name in names if name))}
+
+
+@action(USERS_PAGE, Role.ADMIN, present=_stored_groups)
 def user_change_action(form: Submission, username: str) -> object:
     """Changes groups, password, second factors or the active flag: only what the form's `what` names."""
     user = get_object_or_404(User, username=username)
@@ -207,7 +212,12 @@ def group_new(form: Submission, _: None) -> object:
     return account_change("create group", actor=form.actor, now=form.now, **fields)
 
 
-@action(GROUPS_PAGE, Role.ADMIN)
+def _stored_group(name: str) -> dict[str, object]:
+    row = GroupRole.objects.filter(group__name=name).first()
+    return {"role": row.role, "claim": row.claim} if row else {}
+
+
+@action(GROUPS_PAGE, Role.ADMIN, present=_stored_group)
 def group_change_action(form: Submission, name: str) -> object:
     role = form.valid(ChangeGroupSerializer, "role").get("role")
     claim = form.text("claim", longest=MAX_CLAIM)
@@ -302,7 +312,11 @@ def allowance_withdraw_action(form: Submission, id: int) -> None:
     engine_allowance_withdraw(allowance_id=row.pk, actor=form.actor, now=form.now)
 
 
-@action(RULES_PAGE, Role.ADMIN)
+def _stored_mode(name: str) -> dict[str, object]:
+    return {"mode": next((rule.value for rule in read.fault_rules() if rule.name == name), "")}
+
+
+@action(RULES_PAGE, Role.ADMIN, present=_stored_mode)
 def fault_rule_action(form: Submission, name: str) -> None:
     if name not in SETTABLE_RULES:
         raise Http404(f"There is no rule {name!r}.")

@@ -278,6 +278,10 @@ def _changed_cells(cells: tuple[RegionCells, ...]) -> dict[str, Cells]:
     return {one.region: one.new for one in cells if one.new != one.now}
 
 
+def _stored_cells(deployment: Deployment) -> dict[str, object]:
+    return {one.field: cells_to_text(one.now) for one in _cells_by_region(deployment, None)}
+
+
 def _scale(form: Submission, deployment: Deployment) -> object:
     changes = _changed_cells(_cells_by_region(deployment, form))
     return deployment_scale_or_request(name=deployment.pk, cells=changes, actor=form.actor, now=form.now)
@@ -316,7 +320,7 @@ TARGET = Target(
     deployment=lambda deployment: deployment.pk,
     action_url=lambda deployment, name: reverse(f"deployment-{name}", args=(deployment.pk,)),
 )
-SCALE = Action(target=TARGET, name="scale", label="Scale", run=_scale, typed=TARGET.name)
+SCALE = Action(target=TARGET, name="scale", label="Scale", run=_scale, typed=TARGET.name, present=_stored_cells)
 deployment_scale_page = action_page_view(
     ActionPage(
         action=SCALE,

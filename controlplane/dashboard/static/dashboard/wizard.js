@@ -3,7 +3,7 @@
 
 const form = document.getElementById("wizard");
 const STORE = `switchyard-wizard:${location.pathname}`;
-const OWN = ["csrfmiddlewaretoken", "go", "pick", "revision"];
+const OWN = ["csrfmiddlewaretoken", "submission", "go", "pick", "revision"];
 
 const typed = () => [...new FormData(form)].filter(([name]) => !OWN.includes(name));
 
@@ -62,10 +62,8 @@ function showRaw() {
 form.addEventListener("input", keep);
 form.addEventListener("change", keep);
 form.elements.raw.addEventListener("change", showRaw);
-form.addEventListener("submit", (event) => {
-  form.elements.csrfmiddlewaretoken.value = token();
-  if (event.submitter?.value === "apply") sessionStorage.removeItem(STORE);
-});
+form.dataset.keptAs = STORE; // submissions.js forgets it when another page answers
+form.addEventListener("submit", () => (form.elements.csrfmiddlewaretoken.value = token()));
 let lastChecked = "";
 document.body.addEventListener("htmx:configRequest", (event) => {
   if (event.detail.elt !== form) return;
