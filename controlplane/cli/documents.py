@@ -19,7 +19,7 @@ API_VERSION = "switchyard/v1"
 VERSION_FIELDS = (
     "engine", "engine_build", "artifact_uri", "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s",
     "parallelism", "engine_options", "engine_env", "golden_prompts", "golden_waiver", "attention_heads", "kv_heads",
-    "layers", "speculation", "quantization", "adapters", "roles", "by_type",
+    "layers", "speculation", "quantization", "adapters", "roles", "by_type", "modalities",
 )  # fmt: skip
 POLICY_META = frozenset({"deployment", "revision", "actor", "changed_at"})
 TYPE_META = frozenset({"name", "origin", "changed_by", "changed_at"})

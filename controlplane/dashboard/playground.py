@@ -3,7 +3,9 @@ Validates the browser's request, sends it to the ingress in OpenAI's form and st
 sends the same request. When the browser disconnects, the connection to the ingress is closed, which stops generation.
 It never stores or logs a chat."""
 
+import base64
 import json
+import re
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -22,6 +24,7 @@ from audit.middleware import audit_exempt
 from controlplane.chat_stream import ChatStreamParser, error_message
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest
 from controlplane.dashboard.snippets import LANGUAGES, snippets
+from engine_agent.protocol.request_bodies import Modality
 from fleet.deployments.models import Deployment
 from fleet.reconcile.planning.states import CellState
 from fleet.regions.models import Region
@@ -34,7 +37,14 @@ from traffic.keys.selectors import key_ring_version
 from traffic.routing.planning.tables import IngressAddress
 from traffic.routing.services.ingress_client import ResponseHead, StreamBroken, StreamLimits, ingress_stream
 
-MAX_BODY_BYTES = 256 * 1024
+MAX_BODY_BYTES = 2 * 1024 * 1024
+"""An image of `MAX_IMAGE_BYTES` as base64, and text."""
+MAX_IMAGE_BYTES = 1024 * 1024
+IMAGE_STARTS = {"png": b"\x89PNG\r\n", "jpeg": b"\xff\xd8\xff", "gif": b"GIF8", "webp": b"RIFF"}
+"""Type of an image -> its first bytes."""
+IMAGE_URL = re.compile(r"data:image/([a-z]{3,4});base64,([A-Za-z0-9+/]{4,}={0,2})")
+MAX_PARTS = 8
+IMAGE_PLACE = "data:image/png;base64,BASE64_OF_YOUR_IMAGE"
 MAX_MESSAGES = 100
 MAX_TEXT = 65_536
 MAX_TOKENS = 4096
@@ -54,11 +64,15 @@ class ChatRequest:
 
     deployment: str
     region: str
-    messages: tuple[Mapping[str, str], ...]
+    messages: tuple[Mapping[str, Any], ...]
     max_tokens: int
     temperature: float
     parameters: Mapping[str, Any]
     key: str
+
+    @property
+    def has_images(self) -> bool:
+        return any(isinstance(one["content"], list) for one in self.messages)
 
     def request(self) -> dict[str, Any]:
         """The request to the ingress, in OpenAI's form."""
@@ -98,17 +112,54 @@ def parse_chat_request(body: bytes) -> ChatRequest:
     )
 
 
-def _messages(values: Any) -> tuple[Mapping[str, str], ...]:
+def _messages(values: Any) -> tuple[Mapping[str, Any], ...]:
     if not isinstance(values, list) or not 1 <= len(values) <= MAX_MESSAGES:
         raise _invalid("messages", f"a chat has 1 to {MAX_MESSAGES} messages; start a new chat")
     messages = []
     for one in values:
         if not isinstance(one, dict) or one.get("role") not in ROLES:
             raise _invalid("messages", f"the role of each message must be one of {', '.join(ROLES)}")
-        messages.append({"role": one["role"], "content": _text_field(one, "content", MAX_TEXT)})
+        messages.append({"role": one["role"], "content": _content(one)})
     if messages[-1]["role"] != "user":
         raise _invalid("messages", "the last message must be the user's")
     return tuple(messages)
+
+
+def _content(message: Mapping[str, Any]) -> str | list[dict[str, Any]]:
+    """The text, or the parts of a user's message with images."""
+    parts = message.get("content")
+    if not isinstance(parts, list):
+        return _text_field(message, "content", MAX_TEXT)
+    if message["role"] != "user" or not 1 <= len(parts) <= MAX_PARTS:
+        raise _invalid("content", f"only the user's messages have parts, at most {MAX_PARTS}")
+    return [_part(part) for part in parts]
+
+
+def _part(part: Any) -> dict[str, Any]:
+    if isinstance(part, dict) and part.get("type") == "text":
+        return {"type": "text", "text": _text_field(part, "text", MAX_TEXT)}
+    image = part.get("image_url") if isinstance(part, dict) and part.get("type") == "image_url" else None
+    url = image.get("url") if isinstance(image, dict) else None
+    if not isinstance(url, str):
+        raise _invalid("content", "a part of a message must be text or an image")
+    _check_image(url)
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def _check_image(url: str) -> None:
+    """Raises InvalidInput unless it is the data of a small image: no other address is sent to an engine."""
+    found = IMAGE_URL.fullmatch(url)
+    start = IMAGE_STARTS.get(found[1]) if found else None
+    if found is None or start is None:
+        raise _invalid("content", f"an image must be a file of type {', '.join(IMAGE_STARTS)}")
+    try:
+        data = base64.b64decode(found[2], validate=True)
+    except ValueError:
+        raise _invalid("content", "the image is not valid base64") from None
+    if len(data) > MAX_IMAGE_BYTES:
+        raise _invalid("content", f"the image has {len(data):,} bytes; the limit is {MAX_IMAGE_BYTES:,}")
+    if not data.startswith(start):
+        raise _invalid("content", f"the image is not a {found[1]} file")
 
 
 def _parameters(text: Any) -> dict[str, Any]:
@@ -234,8 +285,11 @@ def _event(kind: str, data: Mapping[str, object]) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentOption:
+    """`images`: its version takes them."""
+
     name: str
     ready: int
+    images: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,12 +303,15 @@ class Playground:
     chosen: str
     compared: str
     languages: tuple[str, ...] = LANGUAGES
+    image_types: str = ",".join(f"image/{kind}" for kind in IMAGE_STARTS)
+    image_bytes: int = MAX_IMAGE_BYTES
 
 
 def _playground(request: PageRequest) -> Playground:
     ready = Count("cells", filter=Q(cells__state=CellState.READY.value))
-    rows = Deployment.objects.annotate(ready=ready).order_by("name").values_list("name", "ready")
-    options = tuple(DeploymentOption(name, count) for name, count in rows)
+    columns = ("name", "ready", "model_version__modalities")
+    rows = Deployment.objects.annotate(ready=ready).order_by("name").values_list(*columns)
+    options = tuple(DeploymentOption(name, count, Modality.IMAGE in modalities) for name, count, modalities in rows)
     first = next((option.name for option in options if option.ready), "")
     return Playground(
         deployments=options,
@@ -310,7 +367,19 @@ def playground_code(request: HttpRequest) -> HttpResponseBase:
     except InvalidInput as invalid:
         return _error(400, str(invalid))
     has_key = bool(chat.key) or key_ring_version().required
-    return JsonResponse(snippets(region.ingress_url.rstrip("/"), chat.request(), has_key=has_key))
+    request_shown = chat.request() | {"messages": [_without_images(one) for one in chat.messages]}
+    return JsonResponse(snippets(region.ingress_url.rstrip("/"), request_shown, has_key=has_key))
+
+
+def _without_images(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With the place of an image's data instead of a megabyte."""
+    if isinstance(message["content"], str):
+        return message
+    parts = [
+        part if part["type"] == "text" else {"type": "image_url", "image_url": {"url": IMAGE_PLACE}}
+        for part in message["content"]
+    ]
+    return {**message, "content": parts}
 
 
 def _may_chat(request: HttpRequest, deployment: str) -> bool:
@@ -320,8 +389,11 @@ def _may_chat(request: HttpRequest, deployment: str) -> bool:
 
 def _ingress(chat: ChatRequest) -> tuple[IngressAddress, dict[str, str]]:
     """The ingress, and the headers: with the user's key, else with the internal key, if keys are required."""
-    if not Deployment.objects.filter(name=chat.deployment).exists():
+    deployment = Deployment.objects.select_related("model_version").filter(name=chat.deployment).first()
+    if deployment is None:
         raise InvalidInput(field="deployment", rule="exists", message=f"deployment {chat.deployment!r} does not exist")
+    if chat.has_images and Modality.IMAGE not in deployment.model_version.modalities:
+        raise _invalid("messages", f"{deployment.model_version.reference} takes no images; start a new chat")
     ingresses = ingress_addresses_by_region().get(chat.region)
     if not ingresses:
         raise InvalidInput(field="region", rule="exists", message=f"region {chat.region!r} has no ingress")

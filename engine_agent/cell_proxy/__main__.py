@@ -15,6 +15,7 @@ from engine_agent.cell_proxy.log import LineLog
 from engine_agent.cell_proxy.server import CannotListen, ProxyServer
 from engine_agent.cell_proxy.settings import EngineMembers, Limits, ProbeTimes, ProxySettings
 from engine_agent.protocol.messages import GoldenPrompt
+from engine_agent.protocol.request_bodies import Modality
 from engine_agent.protocol.states import CellRole
 from engine_agent.protocol.tracing import TraceSettings, TracingOff, trace_settings
 
@@ -40,6 +41,9 @@ def parse_arguments(arguments: list[str]) -> ProxySettings:
     parser.add_argument(
         "--engine-members", dest="members", type=_members, default=EngineMembers(), help="JSON: see EngineMembers"
     )
+    parser.add_argument(
+        "--modality", action="append", default=[], dest="modalities", type=Modality, help="content besides text"
+    )
     parser.add_argument("--sleeps", action="store_true", help="the engine unloads its model while idle: let it")
     parser.add_argument(
         "--max-prompt-tokens", type=_positive, metavar="N", help="the engine ends at a longer prompt: refuse it"
@@ -55,6 +59,8 @@ def parse_arguments(arguments: list[str]) -> ProxySettings:
     options = vars(parser.parse_args(arguments))
     engine_host, engine_port = options.pop("engine")
     options["adapters"] = frozenset(options["adapters"])
+    modalities = frozenset(options.pop("modalities"))
+    options["members"] = msgspec.structs.replace(options["members"], modalities=modalities)
     limits = Limits(max_body_bytes=options.pop("max_body_bytes"))
     probes = ProbeTimes(token_interval_s=math.inf) if options.pop("sleeps") else ProbeTimes()
     traces = _traces(parser, os.environ)

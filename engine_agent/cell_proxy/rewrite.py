@@ -3,7 +3,7 @@ of its class, the request for a usage count, and the engine's name of the model.
 same names. A body that an engine could read differently from the ingress or this proxy is refused (`request_of`).
 Bodies are sent as a whole, because an unread one could mean anything (`Upload`)."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -17,7 +17,7 @@ from engine_agent.cell_proxy.request_work import check_sequences, check_work
 from engine_agent.cell_proxy.settings import EngineMembers, ProxySettings
 from engine_agent.cell_proxy.wire import ENGINE_PRIORITY_HEADER, Headers, RequestHead, request_head
 from engine_agent.protocol.api_surface import ApiPath, Counting
-from engine_agent.protocol.request_bodies import BadRequest
+from engine_agent.protocol.request_bodies import MODALITY_OF_PART, BadRequest, part_not_taken
 from engine_agent.protocol.request_checks import check_request
 from engine_agent.protocol.request_limits import RequestLimits
 from engine_agent.protocol.states import ServingClass
@@ -99,6 +99,8 @@ def request_of(body: bytes) -> dict[str, Any]:
     return request
 
 
+_URL_PARTS: Final = ("image_url", "input_audio", "audio_url", "video_url", "image_embeds")
+"""vLLM reads a part without a type by the first of its members."""
 _TEXT_PARTS: Final = frozenset({"text", "input_text", "output_text", "refusal"})
 
 
@@ -109,6 +111,7 @@ def _check_members(row: ApiPath, request: dict[str, Any], engine: EngineMembers)
     if engine.text_only and _has_other_parts(request.get("messages")):
         message = "This model takes text alone: no images, sounds, videos or files"
         raise BadRequest(message, "messages", code="unsupported_parameter")
+    _check_modalities(request, engine)
     if engine.schema_paths is not None and row.path not in engine.schema_paths:
         _check_without_schema(request)
     for name in sorted(engine.refused & request.keys()):
@@ -136,6 +139,31 @@ def _has_other_parts(messages: Any) -> bool:
     parts = [part for content in contents if isinstance(content, list) for part in content]
     is_object = any(isinstance(content, dict) for content in contents)
     return is_object or any(isinstance(part, dict) and part.get("type") not in _TEXT_PARTS for part in parts)
+
+
+def _check_modalities(request: dict[str, Any], engine: EngineMembers) -> None:
+    """Raises BadRequest for content that the version does not serve: engines of text-only models answer it with errors
+    of their own, or ignore it."""
+    for name in ("messages", "input"):
+        for kind in _kinds_of_parts(request.get(name)):
+            if (modality := MODALITY_OF_PART.get(kind)) is not None and modality not in engine.modalities:
+                raise part_not_taken(kind, name, engine.modalities)
+
+
+def _kinds_of_parts(messages: Any) -> Iterator[str]:
+    """Types of parts in messages, and in results of calls within them."""
+    for each in messages if isinstance(messages, list) else ():
+        for name in ("content", "output") if isinstance(each, dict) else ():
+            parts = each.get(name)
+            for part in parts if isinstance(parts, list) else ():
+                if isinstance(part, dict) and not _is_malformed(part):
+                    yield str(part.get("type") or next((kind for kind in _URL_PARTS if kind in part), ""))
+                    yield from _kinds_of_parts([part])
+
+
+def _is_malformed(part: dict[str, Any]) -> bool:
+    """Whether every engine refuses it, with a better reason."""
+    return part.get("type") == "image_url" and not isinstance(part.get("image_url"), dict)
 
 
 def _check_needs_no_store(request: dict[str, Any]) -> None:

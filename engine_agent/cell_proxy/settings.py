@@ -7,6 +7,7 @@ import msgspec
 
 from engine_agent.protocol.ingress_messages import MAX_BODY_BYTES
 from engine_agent.protocol.messages import GoldenPrompt
+from engine_agent.protocol.request_bodies import Modality
 from engine_agent.protocol.states import CellRole
 from engine_agent.protocol.tracing import TraceSettings
 
@@ -76,7 +77,7 @@ class EngineMembers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     `fixed`: JSON that replaces a client's value. `refused`: names. `sequences`: most in one generating request; None:
     no limit. `paths`: the only ones that it serves; None: any. `schema_paths`: the only ones on which it enforces
     schemas; None: any. `text_only`: no images, sounds, videos or files in messages, which it would load from any URL or
-    file."""
+    file. `modalities`: content that the version serves in addition to text."""
 
     fixed: dict[str, msgspec.Raw] = {}
     refused: frozenset[str] = frozenset()
@@ -84,6 +85,7 @@ class EngineMembers(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     paths: frozenset[str] | None = None
     schema_paths: frozenset[str] | None = None
     text_only: bool = False
+    modalities: frozenset[Modality] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

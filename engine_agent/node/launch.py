@@ -78,6 +78,7 @@ def proxy_launch(assignment: Assignment, context: EngineContext, identity: Path 
         *_prompt_limit(assignment.plan),
         *(("--priorities",) if _schedules_by_priority(assignment.plan) else ()),
         *(("--orders-classes",) if _orders_classes(assignment.plan) else ()),
+        *(word for modality in assignment.plan.modalities for word in ("--modality", modality)),
         *_of_the_engine(assignment.plan),
         *(("--identity", str(identity)) if identity else ()),
     )

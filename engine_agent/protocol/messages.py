@@ -12,6 +12,7 @@ from engine_agent.protocol.engine_builds import EngineBuild
 from engine_agent.protocol.ingress_messages import ApplicationTls, IngressReport, RoutingTable, TablePart
 from engine_agent.protocol.load_messages import Load
 from engine_agent.protocol.machine_messages import MachineFacts, MachineOrder, MachineReport
+from engine_agent.protocol.request_bodies import Modality
 from engine_agent.protocol.request_messages import RequestWindow
 from engine_agent.protocol.states import AgentKind, CellRole, EngineState, MemberRole, Phase
 from engine_agent.protocol.telemetry_messages import NodeTelemetry
@@ -53,7 +54,8 @@ class EnginePlan(Struct, frozen=True):
     are the weights of a smaller model that predicts tokens for speculative decoding; `args` refer to it by its URI.
     `adapters` are served next to the model. `build` has the engine; None: the one that is installed on the node.
     `widened`: names in `args` and `env` that an admin allowed in addition to
-    `engine_agent.protocol.engine_options`."""
+    `engine_agent.protocol.engine_options`. `modalities`: content of requests that the cell serves in addition to text;
+    its proxy refuses other content."""
 
     engine: str
     served_model: str
@@ -67,6 +69,7 @@ class EnginePlan(Struct, frozen=True):
     widened: tuple[str, ...] = ()
     adapters: tuple[PlanAdapter, ...] = ()
     build: EngineBuild | None = None
+    modalities: tuple[Modality, ...] = ()
 
     @property
     def artifacts(self) -> tuple[Artifact, ...]:

@@ -4,7 +4,8 @@ control plane checks near-real-time requests by them. Pure. Source: the request 
 read as leniently as in vLLM: a number may be a text."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -26,7 +27,23 @@ Salt = Annotated[str, Meta(min_length=1, max_length=1024)]
 STOPS_AT_MOST = 4
 MOST_LOGPROBS = 20
 """vLLM's default of `--max-logprobs`, and OpenAI's limit."""
-_MEDIA = frozenset({"image_url", "input_audio", "audio_url", "video_url", "file", "input_image", "image", "document"})
+
+
+class Modality(StrEnum):
+    """Content of a message in addition to text."""
+
+    IMAGE = "image"
+    AUDIO = "audio"
+    VIDEO = "video"
+
+
+MODALITY_OF_PART: Mapping[str, Modality] = {
+    **dict.fromkeys(("image", "image_url", "input_image", "image_embeds"), Modality.IMAGE),
+    **dict.fromkeys(("audio_url", "input_audio"), Modality.AUDIO),
+    "video_url": Modality.VIDEO,
+}
+"""Type of a part -> its modality, over all APIs."""
+_MEDIA = frozenset({*MODALITY_OF_PART, "file", "document"})
 _TEXTS = frozenset({"text", "refusal", "thinking", "input_text", "output_text"})
 _MAY_HAVE_NO_CONTENT = frozenset({"assistant", "function"})
 
@@ -217,7 +234,7 @@ def check_body(path: str, body: bytes) -> None:
     """Checks the body of a chat or completion, by its path. Raises BadRequest if it is not JSON, or a member is missing
     or wrong."""
     if path == "/v1/chat/completions":
-        check_chat(read_body(_chat, body))
+        check_chat(read_body(_chat, body), frozenset(Modality))  # the cell knows which of them its version serves
     elif path == "/v1/completions":
         check_completion(read_body(_completion, body))
 
@@ -261,9 +278,9 @@ def _bad_member(message: str) -> BadRequest:
     return BadRequest(text, re.split(r"[.\[]", place)[0] or None, code=code)
 
 
-def check_chat(chat: ChatBody) -> None:
+def check_chat(chat: ChatBody, modalities: Collection[str] = ()) -> None:
     """Checks what types alone do not express. Raises BadRequest if a value conflicts with another, or has no
-    meaning."""
+    meaning. `modalities`: those that the model takes in addition to text."""
     check_sampling(chat)
     param = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
     check_limit(chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens, param)
@@ -276,7 +293,7 @@ def check_chat(chat: ChatBody) -> None:
         if message.content is None and message.role not in _MAY_HAVE_NO_CONTENT:
             text = f"`messages[{number}].content`: expected a text or a list of parts, got null"
             raise BadRequest(text, param="messages", code="invalid_type")
-        check_parts(message.content, "messages")
+        check_parts(message.content, "messages", modalities)
     if chat.top_logprobs and not chat.logprobs:
         raise BadRequest("when using `top_logprobs`, `logprobs` must be set to true.", param="top_logprobs")
     check_logprobs(chat.top_logprobs or 0, "top_logprobs")
@@ -343,20 +360,28 @@ def check_bias(given: dict[str, float] | None) -> None:
         raise BadRequest("`logit_bias`: each name must be a token id", param="logit_bias")
 
 
-def check_parts(content: Any, param: str) -> None:
-    """Raises BadRequest if a part of a message is not a text."""
+def check_parts(content: Any, param: str, modalities: Collection[str] = ()) -> None:
+    """Raises BadRequest if a part of a message is neither a text nor of these modalities."""
     for part in content if isinstance(content, list) else ():
         if part.type == "image_url" and not isinstance(part.image_url, dict):
             message = f"`{param}` has a part of type image_url without an object `image_url`"
             raise BadRequest(message, param=param, code="invalid_type")
+        if MODALITY_OF_PART.get(part.type) in modalities:
+            continue
         if part.type in _MEDIA:
-            message = f"This model takes text alone: `{param}` has a part of type {part.type}"
-            raise BadRequest(message, param=param, code="unsupported_parameter")
+            raise part_not_taken(part.type, param, modalities)
         if part.type not in _TEXTS:
             raise BadRequest(f"`{param}` has a part of type {part.type!r:.60}, which is unknown", param=param)
         if part.type == "text" and not isinstance(part.text, str):
             code = "missing_required_parameter" if part.text is UNSET else "invalid_type"
             raise BadRequest(f"`{param}` has a part of type text without a text", param=param, code=code)
+
+
+def part_not_taken(kind: str, param: str, modalities: Collection[str]) -> BadRequest:
+    """The refusal of a part that the model does not take."""
+    taken = f"text and {', '.join(sorted(modalities))}" if modalities else "text alone"
+    message = f"This model takes {taken}: `{param}` has a part of type {kind}"
+    return BadRequest(message, param=param, code="unsupported_parameter")
 
 
 def check_prompt(given: Any, param: str) -> None:

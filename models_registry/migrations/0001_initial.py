@@ -253,6 +253,7 @@ class Migration(migrations.Migration):
                 ('adapters', models.JSONField(blank=True, default=list)),
                 ('roles', models.JSONField(blank=True, default=dict)),
                 ('by_type', models.JSONField(blank=True, default=dict)),
+                ('modalities', models.JSONField(blank=True, default=list)),
                 ('revision', models.PositiveIntegerField(default=1)),
                 ('created_at', models.DateTimeField()),
                 ('state_since', models.DateTimeField(null=True)),

@@ -71,6 +71,7 @@ class ModelVersion(models.Model):
     adapters = models.JSONField(default=list, blank=True)
     roles = models.JSONField(default=dict, blank=True)
     by_type = models.JSONField(default=dict, blank=True)
+    modalities = models.JSONField(default=list, blank=True)
     revision = models.PositiveIntegerField(default=1)
     created_at = models.DateTimeField()
     state_since = models.DateTimeField(null=True)
@@ -119,6 +120,7 @@ class ModelVersion(models.Model):
             roles=self.roles,
             by_type=self.by_type,
             allowances=dict(allowances),
+            modalities=tuple(self.modalities),
         )
 
 

@@ -31,6 +31,7 @@ class SimAdapter:
             *member_args(assignment, context),
             *("--served-model", assignment.plan.served_model),
             *(word for each in assignment.plan.adapters for word in ("--adapter", each.name)),
+            *(word for modality in assignment.plan.modalities for word in ("--modality", modality)),
             *_role(assignment, context),
             *assignment.plan.args,
         )

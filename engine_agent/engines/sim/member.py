@@ -13,7 +13,7 @@ from engine_agent.engines.sim.cell_link import FollowerLink, LeaderLink, NoLeade
 from engine_agent.engines.sim.engine import Engine, Meters
 from engine_agent.engines.sim.faults import Crash, Faults, combine_effects
 from engine_agent.engines.sim.kv_transfer import KvServer
-from engine_agent.engines.sim.serving import ApiServer
+from engine_agent.engines.sim.serving import ApiServer, ServedModel
 from engine_agent.engines.sim.settings import CLOSING_S, FAILED_EXIT_AFTER_S, LOOPBACK, Settings
 from engine_agent.engines.step_meter import StepMeter
 from engine_agent.engines.usage_ledger import UsageLedger
@@ -91,10 +91,8 @@ class Leader:
             self._engine,
             self._faults,
             HealthPage(self.health, self._watch),
-            settings.served_model,
-            settings.max_model_len,
+            ServedModel(settings.served_model, settings.max_model_len, settings.adapters, settings.modalities),
             settings.model.seed,
-            settings.adapters,
             settings.kv_endpoint,
         )
         admin = AdminServer(self._faults, HealthPage(self.health, self._watch), settings.role, self._steps.times)

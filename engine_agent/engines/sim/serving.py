@@ -6,8 +6,8 @@ import random
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import msgspec
@@ -68,8 +68,8 @@ Start = Callable[[bytes, str, Plan], Answering]
 """Parses a body, plans its answers, and returns their writer; it gets the unique part of the ids."""
 
 
-def _chat(body: bytes, key: str, plan: Plan) -> Answering:
-    request = parse_chat(body)
+def _chat(modalities: Collection[str], body: bytes, key: str, plan: Plan) -> Answering:
+    request = parse_chat(body, modalities)
     answers = plan(request)
     return request, answers, ChatWriter(key, int(time.time()), request, answers)
 
@@ -92,31 +92,40 @@ def _messages(body: bytes, key: str, plan: Plan) -> Answering:
     return request, answers, MessagesWriter(key, request, answers[0])
 
 
+@dataclass(frozen=True)
+class ServedModel:
+    """What clients may send to. `adapters`: further names. `max_model_len`: tokens of prompt and answer. `modalities`:
+    parts of chats that are accepted in addition to text."""
+
+    name: str
+    max_model_len: int
+    adapters: Sequence[str] = ()
+    modalities: Collection[str] = ()
+
+
 class ApiServer:
     def __init__(
         self,
         engine: Engine,
         faults: Faults,
         health: HealthPage,
-        model: str,
-        max_model_len: int,
+        served: ServedModel,
         seed: int,
-        adapters: Sequence[str] = (),
         kv_place: Endpoint | None = None,
     ) -> None:
         """`kv_place`: where other engines fetch prompts that this one has read."""
         self._engine = engine
         self._kv_place = kv_place
         self._faults = faults
-        self._model = model
-        self._adapters = frozenset(adapters)
-        self._max_model_len = max_model_len
+        self._model = served.name
+        self._adapters = frozenset(served.adapters)
+        self._max_model_len = served.max_model_len
         self._seed = seed
         self._random = random.Random(seed)
         self._created = int(time.time())
         self._texts = TokenTexts()
         self._routes: Routes = {
-            ("POST", "/v1/chat/completions"): partial(self._generate, _chat),
+            ("POST", "/v1/chat/completions"): partial(self._generate, partial(_chat, served.modalities)),
             ("POST", "/v1/completions"): partial(self._generate, _completion),
             ("POST", "/v1/responses"): partial(self._generate, _responses),
             ("POST", "/v1/messages"): partial(self._generate, _messages),
@@ -133,7 +142,8 @@ class ApiServer:
             ("GET", "/health"): health,
             ("GET", "/metrics"): self._metrics,
         }
-        cards = (model_card(name, self._created, max_model_len, model) for name in (model, *adapters))
+        names = (served.name, *served.adapters)
+        cards = (model_card(name, self._created, served.max_model_len, served.name) for name in names)
         self._cards = {f"/v1/models/{card['id']}": card for card in cards}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

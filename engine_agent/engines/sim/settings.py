@@ -13,6 +13,7 @@ from engine_agent.engines.sim.batching import ModelParameters
 from engine_agent.engines.sim.faults import BadFault, Fault, parse_fault
 from engine_agent.engines.sim.planning.generation_request import HandoverParameters
 from engine_agent.protocol.fingerprint import BadFingerprint, Fingerprint, fingerprint_from
+from engine_agent.protocol.request_bodies import Modality
 from engine_agent.protocol.states import CellRole, MemberRole
 
 LOOPBACK = "127.0.0.1"
@@ -54,6 +55,8 @@ class Settings:
     max_model_len: int
     fault: Fault | None
     adapters: tuple[str, ...]
+    modalities: frozenset[Modality]
+    """Parts of chats that are accepted in addition to text; they do not change the answer."""
     model: ModelParameters
     handover: HandoverParameters
     kv_endpoint: Endpoint | None
@@ -101,12 +104,15 @@ def parse_settings(argv: Sequence[str], environment: Mapping[str, str] = os.envi
         certificate=certificate,
         fingerprint=fingerprint,
         adapters=tuple(options.adapter),
+        modalities=frozenset(options.modality),
         model=ModelParameters(**_taken_from(options, ModelParameters)),
         handover=HandoverParameters(CellRole(options.cell_role), **_taken_from(options, HandoverParameters, {"role"})),
     )
 
 
-_NOT_OPTIONS = frozenset({"role", "secret", "certificate", "fingerprint", "adapters", "model", "handover"})
+_NOT_OPTIONS = frozenset(
+    {"role", "secret", "certificate", "fingerprint", "adapters", "modalities", "model", "handover"}
+)
 
 
 def _taken_from(
@@ -134,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument("--admin-port", type=_port, required=True)
     serving.add_argument("--served-model", required=True)
     serving.add_argument("--adapter", action="append", default=[], help="name of a LoRA adapter; may be repeated")
+    serving.add_argument("--modality", action="append", default=[], type=Modality, help="content besides text")
     serving.add_argument("--max-model-len", type=_positive_count, default=8192, help="prompt and answer, in tokens")
     serving.add_argument("--grace-s", type=_not_negative, default=5.0, help="for requests in flight after SIGTERM")
     serving.add_argument("--fault", type=_fault, help="JSON as for POST /fault; in the leader from its start")

@@ -31,7 +31,7 @@ from models_registry.imports.planner import (
 )
 from models_registry.imports.services.hub import hub_access
 from models_registry.versions.models import Model
-from models_registry.versions.planning.engine_arguments import ENGINES
+from models_registry.versions.planning.engine_arguments import ENGINES, WITH_MEDIA
 from models_registry.versions.planning.spec import one_of
 from models_registry.versions.services.drafts import draft_create, model_create
 
@@ -254,13 +254,15 @@ def import_draft(*, import_id: int, draft: str, engine: str = "", actor: str, no
     _check_draft_name(draft)
     model, _, version = draft.partition("@")
     known: Mapping[str, Any] = row.configuration
-    names = ("attention_heads", "kv_heads", "layers", "context_length")
+    names = ("attention_heads", "kv_heads", "layers", "context_length", "modalities")
     columns = {name: known[name] for name in names if name in known}
     columns |= {
         "engine": engine or usual_engine(file.path for file in row.files.all()),
         "artifact_uri": row.artifact_uri,
         "artifact_digest": row.artifact_digest,
     }
+    if columns["engine"] not in WITH_MEDIA:
+        columns.pop("modalities", None)
     with transaction.atomic():
         if not Model.objects.filter(name=model).exists():
             model_create(name=model, description=f"{row.repository().name}, {row.license or 'no licence stated'}",

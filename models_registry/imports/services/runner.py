@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from functools import partial
 from threading import Event
 from time import monotonic
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from engine_agent.protocol.manifest import BadArtifact, Manifest
 from engine_agent.protocol.messages import Artifact
@@ -51,6 +51,7 @@ from models_registry.versions.planning.checkpoint import (
     CONFIG_NAME,
     UnreadableCheckpoint,
     read_checkpoint,
+    stated_modalities,
 )
 from models_registry.versions.services.validation import checkpoint_store
 
@@ -190,10 +191,12 @@ class ImportWork:
         self._finish(store, manifest)
 
     def _finish(self, store: ImportStore, manifest: Manifest) -> None:
-        found = dict[str, str | int]()
+        found = dict[str, Any]()
         if CONFIG_NAME in manifest.files:
             try:
-                found = draft_numbers(read_checkpoint(store.read(CONFIG_NAME, CONFIG_BYTES_MAX), ()).shape)
+                config = store.read(CONFIG_NAME, CONFIG_BYTES_MAX)
+                found = {"modalities": modalities} if (modalities := stated_modalities(config)) else {}
+                found |= draft_numbers(read_checkpoint(config, ()).shape)
             except UnreadableCheckpoint as error:
                 log.warning("%s: %s", self._row, error)
         if not import_finish(self._row, uri=store.uri, digest=manifest.digest, found=found, now=self._now()):

@@ -13,6 +13,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from engine_agent.protocol.request_bodies import Modality
 from kernel import clock
 from kernel.access import access_of
 from kernel.rest.serializers import StrictSerializer, actor_of, body_of, validated
@@ -244,6 +245,10 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
     by_type = serializers.DictField(
         child=serializers.DictField(), help_text="Instance type -> fields that differ there; empty: equal on all."
     )
+    modalities = serializers.ListField(
+        child=serializers.ChoiceField(choices=[(one.value, one.value) for one in Modality]),
+        help_text="Content that it serves in addition to text: `image`, `audio`, `video`.",
+    )
     renderings = serializers.SerializerMethodField(help_text="A cell on each instance type.")
     validation = serializers.SerializerMethodField(help_text="Null before the first validation.")
 
@@ -253,8 +258,8 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
             "id", "model", "version", "state", "tone", "reason", "revision", "engine", "engine_build",
             "artifact_uri", "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s",
             "attention_heads", "kv_heads", "layers", "parallelism", "speculation", "quantization", "adapters", "roles",
-            "by_type", "engine_options", "engine_env", "golden_prompts", "golden_waiver", "renderings", "validation",
-            "created_at", "state_since",
+            "by_type", "modalities", "engine_options", "engine_env", "golden_prompts", "golden_waiver", "renderings",
+            "validation", "created_at", "state_since",
         ]  # fmt: skip
         examples = {
             "id": "smollm2@1",
@@ -262,6 +267,7 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
             "engine_build": "",
             "parallelism": {"local.cpu": {"nodes": 2, "tp": 2}},
             "by_type": {},
+            "modalities": [],
             "golden_waiver": "",
         }
 

@@ -11,6 +11,7 @@ from rest_framework.response import Response
 
 from accounts.api.approvals import ApprovalSerializer, waiting
 from accounts.models import Approval
+from engine_agent.protocol.request_bodies import Modality
 from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of, body_of
@@ -145,6 +146,12 @@ class ChangeDraftSerializer(StrictSerializer):
         required=False,
         help_text="Differences of `prefill` and `decode` cells: `parallelism` (instance type -> `tp`), "
         "`engine_options`, `max_concurrency`.",
+    )
+    modalities = serializers.ListField(
+        child=serializers.ChoiceField(choices=[(one.value, one.value) for one in Modality]),
+        max_length=len(Modality),
+        required=False,
+        help_text="Content that it serves in addition to text: `image`, `audio`, `video`. Other content gets a 400.",
     )
     by_type = serializers.DictField(
         child=OnTypeSerializer(),

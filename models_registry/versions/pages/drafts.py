@@ -24,6 +24,7 @@ from controlplane.dashboard.wizards import (
     document,
     nested,
 )
+from engine_agent.protocol.request_bodies import Modality
 from fleet.nodes.selectors import spare_nodes
 from kernel.decoding import decode_json
 from models_registry.builds.models import EngineBuild
@@ -48,7 +49,7 @@ EMPTY: Mapping[str, Any] = {
     **dict.fromkeys(("attention_heads", "kv_heads", "layers")),
     **{name: {} for name in ("parallelism", "engine_options", "engine_env", "speculation", "quantization")},
     **{name: {} for name in ("roles", "by_type")},
-    **{name: [] for name in ("adapters", "golden_prompts")},
+    **{name: [] for name in ("adapters", "golden_prompts", "modalities")},
 }
 """Values that clear a field of a draft."""
 SPECULATION = ("method", "tokens", "draft_uri", "draft_digest", "lookup_min", "lookup_max")
@@ -86,6 +87,7 @@ def _nested_fields(values: Values) -> Iterator[tuple[str, Any]]:
         yield field, {**stated, **values.get(f"{field}.more", {})}
     yield "adapters", values.get("adapters", [])
     yield "golden_prompts", values.get("golden_prompts", [])
+    yield "modalities", [name for name in Modality if values.get(f"modalities.{name}")]
     yield "roles", values.get("roles", {})
     yield "by_type", values.get("by_type", {})
 
@@ -123,6 +125,7 @@ def _texts(version: ModelVersion) -> dict[str, str]:
         stated = getattr(version, field)
         texts |= {f"{field}.{name}": _plain_text(stated[name]) for name in names if name in stated}
         texts[f"{field}.more"] = _json_text({key: value for key, value in stated.items() if key not in names})
+    texts |= {f"modalities.{name}": "on" for name in version.modalities}
     return texts | {"roles": _json_text(version.roles), "by_type": _json_text(version.by_type)}
 
 
@@ -331,7 +334,22 @@ SPLIT_STEP = Step(
     facts=Facts("models_registry/versions/proposed.html", _proposed_facts),
 )
 LIMITS = Step(
-    "Limits", (_at("context_length"), _at("max_concurrency"), _at("ready_timeout_s", label="Start limit, seconds"))
+    "Limits",
+    (
+        _at("context_length"),
+        _at("max_concurrency"),
+        _at("ready_timeout_s", label="Start limit, seconds"),
+        *(
+            Input(
+                name=f"modalities.{name}",
+                at="ModelVersion.modalities",
+                label=f"Takes {label}",
+                kind=InputKind.CHECK,
+                help=f"Otherwise requests with {label} get a 400.",
+            )
+            for name, label in ((Modality.IMAGE, "images"), (Modality.AUDIO, "sounds"), (Modality.VIDEO, "videos"))
+        ),
+    ),
 )
 ENGINE = Step(
     "Engine and build",

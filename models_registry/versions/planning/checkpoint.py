@@ -228,6 +228,20 @@ def read_shape(config: Mapping[str, Any]) -> ModelShape:
     return _with_quantization(read, _with_experts(read, _with_attention(read, plain)))
 
 
+_PARTS_OF: Mapping[str, tuple[str, ...]] = {
+    "image": ("vision_config", "vision_tower", "mm_vision_tower", "visual", "image_token_id", "image_token_index"),
+    "audio": ("audio_config", "audio_token_id", "audio_token_index"),
+    "video": ("video_token_id", "video_token_index"),
+}
+"""Modality -> members of a configuration that only models with it have."""
+
+
+def stated_modalities(config: bytes) -> list[str]:
+    """What the model takes in addition to text, by the parts in its `config.json`. Raises UnreadableCheckpoint."""
+    stated = _object(config, CONFIG_NAME)
+    return [name for name, parts in _PARTS_OF.items() if any(stated.get(part) is not None for part in parts)]
+
+
 def _dtype(read: _Config) -> str:
     stated = read.text_of("torch_dtype", "dtype").removeprefix("torch.")
     return stated if stated in FLOAT_BYTES else "float32" if not stated else "bfloat16"

@@ -16,6 +16,7 @@ from engine_agent.protocol.engine_options import (
 )
 from engine_agent.protocol.messages import Artifact, EnginePlan, GoldenPrompt
 from engine_agent.protocol.neuron_targets import NATIVE_SETTINGS, NeuronTarget
+from engine_agent.protocol.request_bodies import Modality
 from models_registry.instance_types.planner import InstanceShape
 from models_registry.versions.planning.known_options import OPTION_FIELDS, known_options
 from models_registry.versions.planning.machines import (
@@ -141,10 +142,26 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
         widened=_used_allowances(spec),
         adapters=tuple(adapter.planned for adapter in adapters),
         build=EngineBuild(spec.engine_build) if spec.engine_build else None,  # orders add the rest
+        modalities=_modalities(spec),
     )
     if isinstance(speculation, Medusa):  # last, because other errors are more specific
         raise InvalidVersion(f"{spec.reference}: speculation.method is 'medusa'; {MEDUSA_UNSERVED}")
     return Rendering(degrees, plan, notes)
+
+
+WITH_MEDIA = ("generic", "sim", "vllm")
+"""Engines that serve more than text. Images of others would be loaded from any address in a request."""
+
+
+def _modalities(spec: VersionSpec) -> tuple[Modality, ...]:
+    if unknown := next((name for name in spec.modalities if name not in set(Modality)), None):
+        raise InvalidVersion(f"{spec.reference}: modalities has {unknown!r}; {one_of(tuple(Modality), unknown)}")
+    if spec.modalities and spec.engine not in WITH_MEDIA:
+        stated = ", ".join(spec.modalities)
+        raise InvalidVersion(
+            f"{spec.reference}: modalities is {stated}; cells of engine {spec.engine} serve text alone, so leave it out"
+        )
+    return tuple(Modality(name) for name in sorted(set(spec.modalities)))
 
 
 NOT_ON_CPU: Mapping[str, str] = {

@@ -150,7 +150,8 @@ class VersionSpec:
     """A model version as planner input. `parallelism` maps instance type -> {degree: number}
     (`models_registry.versions.planning.machines.Degrees`), `by_type` instance type -> other fields that differ there.
     `allowances`: options and variables that admins allow in addition to the lists, by engine. `differs_on`: the
-    instance type of this spec, if `by_type` has any entry; empty: equal on all."""
+    instance type of this spec, if `by_type` has any entry; empty: equal on all. `modalities`: content of requests that
+    it serves in addition to text."""
 
     model: str
     version: str
@@ -174,6 +175,7 @@ class VersionSpec:
     allowances: Mapping[str, Sequence[str]] = field(default_factory=dict)
     differs_on: str = ""
     engine_build: str = ""
+    modalities: tuple[str, ...] = ()
 
     @property
     def reference(self) -> str:

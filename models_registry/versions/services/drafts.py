@@ -36,7 +36,7 @@ from models_registry.versions.selectors import engine_allowances, version_stated
 COLUMNS = (
     "engine", "engine_build", "artifact_uri", "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s",
     "parallelism", "engine_options", "engine_env", "golden_prompts", "golden_waiver", "attention_heads", "kv_heads",
-    "layers", "speculation", "quantization", "adapters", "roles", "by_type",
+    "layers", "speculation", "quantization", "adapters", "roles", "by_type", "modalities",
 )  # fmt: skip
 """Columns that a draft states; the registry sets all others."""
 

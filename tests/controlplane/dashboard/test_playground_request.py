@@ -1,11 +1,18 @@
 """Chat requests that the playground accepts, and those that it refuses."""
 
+import base64
 import json
 from typing import Any
 
 import pytest
 
-from controlplane.dashboard.playground import MAX_BODY_BYTES, MAX_MESSAGES, MAX_PARAMETERS, parse_chat_request
+from controlplane.dashboard.playground import (
+    MAX_BODY_BYTES,
+    MAX_IMAGE_BYTES,
+    MAX_MESSAGES,
+    MAX_PARAMETERS,
+    parse_chat_request,
+)
 from kernel.refusals import InvalidInput
 
 BODY = {"deployment": "sim-70b", "region": "us-east-1", "messages": [{"role": "user", "content": "hi"}]}
@@ -61,3 +68,48 @@ def test_the_invalid_field_is_named(request_body: bytes, field: str) -> None:
     with pytest.raises(InvalidInput) as refused:
         parse_chat_request(request_body)
     assert refused.value.field == field
+
+
+PNG = b"\x89PNG\r\n\x1a\n"
+
+
+def with_image(url: str, role: str = "user") -> bytes:
+    parts = [{"type": "text", "text": "what is it?"}, {"type": "image_url", "image_url": {"url": url}}]
+    return body(messages=[{"role": role, "content": parts}, *BODY["messages"]])
+
+
+def data_url(content: bytes, kind: str = "png") -> str:
+    return f"data:image/{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def test_an_image_is_sent_as_a_part_of_its_message() -> None:
+    chat = parse_chat_request(with_image(data_url(PNG)))
+    assert chat.has_images
+    assert json.loads(chat.body())["messages"][0]["content"][1]["image_url"]["url"] == data_url(PNG)
+    assert not parse_chat_request(body()).has_images
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("http://169.254.169.254/", "must be a file of type png"),
+        ("file:///etc/passwd", "must be a file of type png"),
+        (data_url(PNG, "svg+xml"), "must be a file of type png"),
+        (data_url(b"<svg>", "png"), "not a png file"),
+        (data_url(PNG)[:-3] + "A", "not valid base64"),
+        (data_url(PNG + bytes(MAX_IMAGE_BYTES)), "the limit is 1,048,576"),
+    ],
+)
+def test_only_small_images_of_known_types_are_sent(url: str, why: str) -> None:
+    with pytest.raises(InvalidInput, match=why):
+        parse_chat_request(with_image(url))
+
+
+@pytest.mark.parametrize(
+    "content", [[], [7], [{"type": "text"}], [{"type": "image_url"}], [{"type": "text", "text": "x"}] * 9]
+)
+def test_odd_parts_are_refused(content: Any) -> None:
+    with pytest.raises(InvalidInput):
+        parse_chat_request(body(messages=[{"role": "user", "content": content}]))
+    with pytest.raises(InvalidInput, match="only the user's messages"):
+        parse_chat_request(with_image(data_url(PNG), role="system"))

@@ -19,7 +19,7 @@ from engine_agent.cell_proxy.rewrite import (
 from engine_agent.cell_proxy.settings import EngineMembers
 from engine_agent.cell_proxy.wire import RequestHead
 from engine_agent.protocol.api_surface import CELL_PATHS
-from engine_agent.protocol.request_bodies import BadRequest
+from engine_agent.protocol.request_bodies import MODALITY_OF_PART, BadRequest, Modality
 from engine_agent.protocol.strict_json import strict_loads
 from tests.engine_agent.cell_proxy.local_proxy import proxy_of
 from tests.engine_agent.cell_proxy.test_surface import ask
@@ -167,6 +167,36 @@ def test_an_engine_that_would_load_any_url_gets_text_alone(content: bytes) -> No
         rewrite_body(CHAT, body % content, None, engine=TEXT_ENGINE)
     for text in (b'"a"', b'[{"type":"text","text":"a"}]', b"null", b"[]"):
         assert rewrite_body(CHAT, body % text, None, engine=TEXT_ENGINE) == BodyRewrite()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        (CHAT, b'"messages":[{"content":[{"type":"image_url","image_url":{"url":"data:,"}}]}]', "image_url"),
+        (CHAT, b'"messages":[{"content":[{"image_url":"data:,"}]}]', "image_url"),
+        (CHAT, b'"messages":[{"content":[{"type":"input_audio","input_audio":{}}]}]', "input_audio"),
+        (b"/v1/messages", b'"messages":[{"content":[{"type":"tool_result","content":[{"type":"image"}]}]}]', "image"),
+        (b"/v1/responses", b'"input":[{"content":[{"type":"input_image"}]}]', "input_image"),
+        (
+            b"/v1/responses",
+            b'"input":[{"type":"function_call_output","output":[{"type":"input_image"}]}]',
+            "input_image",
+        ),
+    ],
+)
+def test_content_that_the_version_does_not_take_is_refused(path: bytes, body: bytes, kind: str) -> None:
+    request = b'{"model":"m",%b}' % body
+    with pytest.raises(BadRequest, match=f"takes text alone: `.*` has a part of type {kind}") as refused:
+        rewrite_body(path, request, None)
+    assert (refused.value.status, refused.value.code) == (400, "unsupported_parameter")
+    taken = EngineMembers(modalities=frozenset({MODALITY_OF_PART[kind]}))
+    rewrite_body(path, request, None, engine=taken)
+
+
+def test_the_refusal_names_what_the_version_takes() -> None:
+    request = b'{"model":"m","messages":[{"content":[{"type":"video_url","video_url":{"url":"data:,"}}]}]}'
+    with pytest.raises(BadRequest, match="takes text and image"):
+        rewrite_body(CHAT, request, None, engine=EngineMembers(modalities=frozenset({Modality.IMAGE})))
 
 
 def test_paths_beyond_those_of_the_engine_are_another_api() -> None:

@@ -87,6 +87,7 @@ def test_a_version_says_how_it_is_served() -> None:
         "adapters": [],
         "roles": {},
         "by_type": {},
+        "modalities": [],
         "engine_options": {"enforce_eager": True, "seed": 7},
         "engine_env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
         "golden_prompts": [{"prompt": "2 + 2 =", "expect": "4"}],

@@ -12,8 +12,12 @@ const stop = document.getElementById("chat-stop");
 const status = document.getElementById("chat-status");
 const empty = document.getElementById("chat-empty");
 const code = document.getElementById("chat-code");
+const imageInput = document.getElementById("chat-image");
+const imageRemove = document.getElementById("chat-image-remove");
+const imageWhy = document.getElementById("chat-image-why");
 
 let histories = [[], []]; // the messages of each side
+let image = null; // the data URL of the chosen image
 let running = null; // the AbortController of the running requests
 
 function milliseconds(ms) {
@@ -31,7 +35,47 @@ function sides() {
   return [form.elements.deployment.value, form.elements.compared.value].filter((name) => name !== "");
 }
 
-function addQuestion(text) {
+/** The chosen deployments whose versions take no images. */
+function withoutImages() {
+  const lists = [form.elements.deployment, form.elements.compared];
+  return lists.map((list) => list.selectedOptions[0]).filter((one) => one?.value && !("images" in one.dataset)).map((one) => one.value);
+}
+
+function setImage(url) {
+  image = url;
+  if (url === null) imageInput.value = "";
+  imageRemove.hidden = url === null;
+}
+
+function offerImages() {
+  const refusing = withoutImages();
+  imageInput.disabled = refusing.length > 0;
+  if (refusing.length > 0) setImage(null);
+  imageWhy.textContent = refusing.length > 0
+    ? `The version of ${refusing.join(" and ")} takes no images.`
+    : `At most ${Math.floor(Number(imageInput.dataset.most) / 1024)} KiB. It is sent with the chat and not stored.`;
+}
+
+function chooseImage() {
+  const [file] = imageInput.files;
+  showError("");
+  if (!file) return setImage(null);
+  if (!imageInput.accept.split(",").includes(file.type) || file.size > Number(imageInput.dataset.most)) {
+    setImage(null);
+    return showError(`${file.name} is not an image of an accepted type, or is larger than ${Math.floor(Number(imageInput.dataset.most) / 1024)} KiB.`);
+  }
+  const reader = new FileReader();
+  reader.addEventListener("load", () => setImage(reader.result));
+  reader.addEventListener("error", () => showError(`${file.name} cannot be read.`));
+  reader.readAsDataURL(file);
+}
+
+/** A user's message: its text, or parts with the image. */
+function contentOf(text, url) {
+  return url === null ? text : [{ type: "text", text }, { type: "image_url", image_url: { url } }];
+}
+
+function addQuestion(text, url) {
   empty.hidden = true;
   const item = document.createElement("li");
   item.className = "message by-user";
@@ -41,6 +85,12 @@ function addQuestion(text) {
   const content = document.createElement("p");
   content.textContent = text;
   item.append(author, content);
+  if (url !== null) {
+    const shown = document.createElement("img");
+    shown.src = url;
+    shown.alt = "The image of this message";
+    item.append(shown);
+  }
   transcript.append(item);
 }
 
@@ -112,14 +162,14 @@ function showEvent(event, reply, seen) {
   if (atEnd) log.scrollTop = log.scrollHeight;
 }
 
-function requestBody(history, deployment, text) {
+function requestBody(history, deployment, content) {
   const system = form.elements.system.value.trim();
   const first = system === "" ? [] : [{ role: "system", content: system }];
   const of = form.elements;
   return JSON.stringify({
     deployment,
     region: of.region.value,
-    messages: [...first, ...history, { role: "user", content: text }],
+    messages: [...first, ...history, { role: "user", content }],
     max_tokens: Number(of.max_tokens.value),
     temperature: Number(of.temperature.value),
     parameters: of.parameters.value,
@@ -137,8 +187,8 @@ async function refusalOf(response) {
   return error.message ?? error.detail ?? `The server returned ${response.status}.`;
 }
 
-async function stream(side, deployment, text, reply, signal) {
-  const response = await post(form.dataset.url, requestBody(histories[side], deployment, text), signal);
+async function stream(side, deployment, content, reply, signal) {
+  const response = await post(form.dataset.url, requestBody(histories[side], deployment, content), signal);
   if (!response.ok || !response.headers.get("Content-Type")?.startsWith("text/event-stream")) {
     showError(await refusalOf(response));
     return;
@@ -160,20 +210,26 @@ function busy(controller) {
 
 async function submit(text) {
   showError("");
-  addQuestion(text);
+  const sent = image;
+  const content = contentOf(text, sent);
+  addQuestion(text, sent);
+  setImage(null);
   const names = sides();
   const replies = addReplies(names);
   busy(new AbortController());
-  const streams = names.map((name, side) => stream(side, name, text, replies[side], running.signal));
+  const streams = names.map((name, side) => stream(side, name, content, replies[side], running.signal));
   for (const { reason } of await Promise.allSettled(streams)) {
     if (reason) showError(reason.name === "AbortError" ? "Stopped." : "Switchyard is unreachable.");
   }
   busy(null);
   const texts = replies.map((reply) => reply.querySelector("[data-part=text]").textContent);
   texts.forEach((answer, side) => {
-    if (answer) histories[side].push({ role: "user", content: text }, { role: "assistant", content: answer });
+    if (answer) histories[side].push({ role: "user", content }, { role: "assistant", content: answer });
   });
-  if (!texts.some(Boolean)) box.value ||= text; // no reply: it can be sent again
+  if (!texts.some(Boolean)) { // no reply: it can be sent again
+    box.value ||= text;
+    if (sent !== null && withoutImages().length === 0) setImage(sent);
+  }
   box.focus();
 }
 
@@ -183,6 +239,8 @@ function startOver() {
   transcript.replaceChildren();
   empty.hidden = false;
   showError("");
+  setImage(null);
+  offerImages();
   box.focus();
 }
 
@@ -192,7 +250,7 @@ async function showCode() {
   const typed = box.value.trim();
   const [question] = histories[0].slice(-2);
   const history = typed ? histories[0] : histories[0].slice(0, -2);
-  const body = requestBody(history, form.elements.deployment.value, typed || question?.content || "Hello");
+  const body = requestBody(history, form.elements.deployment.value, image !== null ? contentOf(typed || "Hello", image) : typed || question?.content || "Hello");
   const response = await post(form.dataset.codeUrl, body).catch(() => null);
   if (response === null) return showError("Switchyard is unreachable.");
   if (!response.ok) return showError(await refusalOf(response));
@@ -219,4 +277,12 @@ if (form) {
   document.getElementById("chat-new").addEventListener("click", startOver);
   document.getElementById("chat-code-open").addEventListener("click", showCode);
   form.elements.compared.addEventListener("change", startOver);
+  form.elements.deployment.addEventListener("change", () => {
+    offerImages();
+    // Earlier images stay in the history, which every further message repeats.
+    if (withoutImages().length > 0 && histories.flat().some((one) => typeof one.content !== "string")) startOver();
+  });
+  imageInput.addEventListener("change", chooseImage);
+  imageRemove.addEventListener("click", () => setImage(null));
+  offerImages();
 }

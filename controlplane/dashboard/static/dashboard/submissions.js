@@ -112,8 +112,7 @@ window.addEventListener("submit", (event) => {
   if (!state) press(form, event.submitter);
 }, true);
 
-function restore({ page, action, fields }) {
-  if (page !== location.href) return;
+function restore({ action, fields }) {
   const forms = [...document.forms].filter((form) => isGuarded(form) && form.getAttribute("action") === action);
   const names = new Set(fields.map(([name]) => name));
   const form = forms.find((one) => [...names].every((name) => one.elements.namedItem(name)));
@@ -129,12 +128,19 @@ function restore({ page, action, fields }) {
   say(form, "This was sent and got no answer. What you typed is restored; sending it again is safe: it is carried out once.");
 }
 
+// A form that was sent is answered by a redirect, or by a page that its POST returned.
+const isAnswer = () =>
+  document.documentElement.dataset.method === "POST" || performance.getEntriesByType("navigation")[0]?.redirectCount > 0;
+
 addEventListener("pageshow", (event) => {
   if (event.persisted) for (const form of document.forms) if (sending.has(form)) end(form, "");
   const kept = JSON.parse(sessionStorage.getItem(KEPT) ?? "null");
-  sessionStorage.removeItem(KEPT);
-  if (kept?.forgets && new URL(kept.page).pathname !== location.pathname) sessionStorage.removeItem(kept.forgets);
-  // A page that was reached by any other way is the answer.
-  const how = performance.getEntriesByType("navigation")[0]?.type;
-  if (kept && (event.persisted || how === "back_forward" || how === "reload")) restore(kept);
+  if (!kept) return;
+  if (isAnswer()) {
+    sessionStorage.removeItem(KEPT);
+    if (kept.forgets && new URL(kept.page).pathname !== location.pathname) sessionStorage.removeItem(kept.forgets);
+  } else if (kept.page === location.href && !event.persisted) {
+    sessionStorage.removeItem(KEPT);
+    restore(kept);
+  }
 });

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions: parses requests and writes answers in vLLM's shape."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,9 +19,9 @@ TOOL_ROLES = frozenset({"tool", "function"})
 _decoder = msgspec.json.Decoder(ChatBody, strict=False)
 
 
-def parse_chat(body: bytes) -> GenerationRequest:
+def parse_chat(body: bytes, modalities: Collection[str] = ()) -> GenerationRequest:
     chat = read_body(_decoder, body)
-    check_chat(chat)
+    check_chat(chat, modalities)
     limit_param = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
     limit = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
     tools = tools_of(chat.tools)

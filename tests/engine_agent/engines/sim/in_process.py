@@ -11,7 +11,7 @@ from engine_agent.engines.sim.batching import ModelParameters
 from engine_agent.engines.sim.engine import Engine, Meters
 from engine_agent.engines.sim.faults import Faults
 from engine_agent.engines.sim.planning.generation_request import HandoverParameters
-from engine_agent.engines.sim.serving import ApiServer
+from engine_agent.engines.sim.serving import ApiServer, ServedModel
 from engine_agent.engines.usage_ledger import UsageLedger
 from engine_agent.protocol.local_servers import StateWatch
 from engine_agent.protocol.proxy_messages import EXCHANGE_HEADER
@@ -36,7 +36,7 @@ class Application:
         self.engine.open()
         watch = StateWatch(lambda: "")
         health = HealthPage(lambda: "", watch)
-        server = ApiServer(self.engine, Faults(), health, model, max_model_len, 7, (ADAPTER,), kv_place)
+        server = ApiServer(self.engine, Faults(), health, ServedModel(model, max_model_len, (ADAPTER,)), 7, kv_place)
         self._server = UsageLedger(server)
         self.headers: dict[bytes, bytes] = {}
         """Of the last answer."""

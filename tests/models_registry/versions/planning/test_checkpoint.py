@@ -14,6 +14,7 @@ from models_registry.versions.planning.checkpoint import (
     computed_weights,
     read_checkpoint,
     read_shape,
+    stated_modalities,
 )
 
 LLAMA_8B = {
@@ -89,6 +90,19 @@ def test_layers_that_keep_less_are_counted() -> None:
 def test_the_text_decoder_of_a_model_with_pictures_counts() -> None:
     shape = read_shape({"model_type": "llava", "text_config": LLAMA_8B, "vision_config": {"hidden_size": 1}})
     assert (shape.layers, shape.hidden, shape.model_type) == (32, 4096, "llama")
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({}, []),
+        ({"vision_config": {"depth": 2}}, ["image"]),
+        ({"vision_config": None, "audio_config": {}}, ["audio"]),
+        ({"vision_config": {}, "audio_config": {}, "video_token_id": 7}, ["image", "audio", "video"]),
+    ],
+)
+def test_parts_of_the_configuration_say_what_the_model_takes(config: dict[str, Any], expected: list[str]) -> None:
+    assert stated_modalities(json.dumps(config).encode()) == expected
 
 
 @pytest.mark.parametrize(

@@ -147,3 +147,12 @@ def test_the_size_of_a_cell_depends_on_the_instance_type() -> None:
         nodes_per_cell(SPEC, "p5")
     with pytest.raises(InvalidVersion, match="nodes is 0; it must be a whole number from 1"):
         nodes_per_cell(replace(SPEC, parallelism={"p5": {"nodes": 0}}), "p5")
+
+
+def test_modalities_are_part_of_the_plan_of_engines_that_serve_them() -> None:
+    plan = render_engine_plan(replace(SPEC, modalities=("video", "image", "image")), LOCAL)
+    assert plan.modalities == ("image", "video")
+    with pytest.raises(InvalidVersion, match="modalities has 'smell'"):
+        render_engine_plan(replace(SPEC, modalities=("smell",)), LOCAL)
+    with pytest.raises(InvalidVersion, match="engine llama-cpp serve text alone"):
+        render_engine_plan(replace(SPEC, engine="llama-cpp", engine_options={}, modalities=("image",)), LOCAL)
