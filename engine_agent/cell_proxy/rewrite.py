@@ -142,8 +142,8 @@ def _has_other_parts(messages: Any) -> bool:
 
 
 def _check_modalities(request: dict[str, Any], engine: EngineMembers) -> None:
-    """Raises BadRequest for content that the version does not serve: engines of text-only models answer it with errors
-    of their own, or ignore it."""
+    """Raises BadRequest for content that the version does not serve. Text-only engines return different errors, or
+    ignore it."""
     for name in ("messages", "input"):
         for kind in _kinds_of_parts(request.get(name)):
             if (modality := MODALITY_OF_PART.get(kind)) is not None and modality not in engine.modalities:

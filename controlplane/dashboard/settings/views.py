@@ -33,6 +33,7 @@ from controlplane.dashboard.lists import List
 from controlplane.dashboard.settings import data as read
 from controlplane.dashboard.settings import lists
 from fleet.faults.api import SetModeSerializer
+from fleet.faults.models import FaultRule
 from fleet.faults.planning.views import SETTABLE_RULES, Rule, RuleMode
 from fleet.faults.services.watch import fault_rule_set
 from fleet.webhooks.api import CreateWebhookSerializer
@@ -313,7 +314,8 @@ def allowance_withdraw_action(form: Submission, id: int) -> None:
 
 
 def _stored_mode(name: str) -> dict[str, object]:
-    return {"mode": next((rule.value for rule in read.fault_rules() if rule.name == name), "")}
+    row = FaultRule.objects.filter(pk=name).first()
+    return {"mode": row.mode if row else RuleMode.ON.value}
 
 
 @action(RULES_PAGE, Role.ADMIN, present=_stored_mode)

@@ -94,8 +94,8 @@ def _messages(body: bytes, key: str, plan: Plan) -> Answering:
 
 @dataclass(frozen=True)
 class ServedModel:
-    """What clients may send to. `adapters`: further names. `max_model_len`: tokens of prompt and answer. `modalities`:
-    parts of chats that are accepted in addition to text."""
+    """A model, as clients address it. `adapters`: further names. `max_model_len`: tokens of prompt and answer.
+    `modalities`: parts of chats that are accepted in addition to text."""
 
     name: str
     max_model_len: int

@@ -150,7 +150,7 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
 
 
 WITH_MEDIA = ("generic", "sim", "vllm")
-"""Engines that serve more than text. Images of others would be loaded from any address in a request."""
+"""Engines that serve more than text. The other ones would load an image from any address in a request."""
 
 
 def _modalities(spec: VersionSpec) -> tuple[Modality, ...]:
