@@ -32,7 +32,8 @@ from traffic.usage.services.token_fit import token_fit_all
 
 log = logging.getLogger(__name__)
 _routing = RoutingCache()
-_recorders = {loop: Recorder(loop) for loop in (AUTOSCALER, AUTOPILOT, PUBLICATION)}
+RECORDED = (PUBLICATION, AUTOPILOT, AUTOSCALER)
+_recorders = {loop: Recorder(loop) for loop in RECORDED}
 _meter = DemandMeter()
 _planner = Planner()
 

@@ -9,7 +9,9 @@ Statements change rows every 2 s as the reports of agents and ingresses would. C
 that of its PostgreSQL backend. `--controller 60` instead runs the process `controller` on the idle fleet for 60 s and
 prints its CPU time.
 
-A second table has the flight recorder's part of the passes of `fleet.reconcile`: CPU time in Python, rows and bytes."""
+A second table has the flight recorder's part of the passes of each loop that it records: CPU time in Python, rows and
+bytes. In the phase *steer*, the autopilot moves the shares of three deployments each second, and the autoscaler changes
+the cells of one in every region, in shadow mode."""
 
 import argparse
 import logging
@@ -21,7 +23,7 @@ import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -36,11 +38,12 @@ from controlplane.embedded.configuration import read_configuration
 PORT = 24380
 TICK_S = 1.0
 RECORDER_TABLE = """
-| nodes | phase | rounds recorded | median ms | least | most | of the pass | bytes of a whole one | of a difference |
-| ---: | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
+| nodes | phase | loop | rounds | median ms | least | most | of the pass | bytes of a whole one | of a difference |
+| ---: | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |"""
 SETTLE_PASSES = 3
 STARTED_AFTER_S = 20.0
-MOVING = ("fleet.reconcile", "fleet.provision", "traffic.publish", "traffic.autopilot", "traffic.ensure_ingresses")
+RECORDED = ("fleet.reconcile", "traffic.publish", "traffic.autopilot", "traffic.autoscale")
+MOVING = (*RECORDED, "fleet.provision", "traffic.ensure_ingresses")
 _REPORTS = """
 UPDATE fleet_nodereport SET last_seen_at = %(now)s - random() * interval '0.5 s', connected = true,
     load = jsonb_set(load, '{queued}', '1')
@@ -61,6 +64,13 @@ UPDATE traffic_ingressreport AS report SET connected = true, last_seen_at = %(no
 _FLAP = """
 UPDATE fleet_nodereport SET connected = NOT connected, connection_changed_at = %(now)s
 WHERE connection <> 'dead' AND abs(hashtext(node_id)) %% 100 IN (%(tick)s %% 100, (%(tick)s - 1) %% 100)
+"""
+_STEER = """
+UPDATE traffic_trafficmatrix SET shares = '{}'
+WHERE deployment_id IN ('deployment-04', 'deployment-05', 'deployment-06')
+"""
+_SCALE = """
+UPDATE fleet_deploymentregion SET cells_min = cells + %(tick)s, cells_max = 1000 WHERE deployment_id = 'deployment-03'
 """
 _BREAK = """
 UPDATE fleet_nodereport SET state = 'failed', reason = 'out of memory'
@@ -113,7 +123,7 @@ class Fleet:
 
 @dataclass
 class Recording:
-    """What the flight recorder took in the passes of a phase."""
+    """What the flight recorder took in the passes of a loop in a phase."""
 
     python_s: list[float] = field(default_factory=list)
     rows: int = 0
@@ -122,29 +132,24 @@ class Recording:
     wholes: int = 0
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """Measures the recorder of the task `fleet.reconcile`."""
+    def watched(self, recorder: Any) -> Iterator[None]:
         from django.db.models import Sum
 
-        from fleet import tasks
         from fleet.recorder.models import RecordedRound
 
-        record, last = (
-            tasks._recorder.record,
-            RecordedRound.objects.order_by("-id").values_list("id", flat=True).first(),
-        )
+        record, last = recorder.record, RecordedRound.objects.order_by("-id").values_list("id", flat=True).first()
 
         def timed(rounds: Any) -> None:
             began = time.thread_time()
             record(rounds)
             self.python_s.append(time.thread_time() - began)
 
-        tasks._recorder.record = timed  # type: ignore[method-assign]
+        recorder.record = timed
         try:
             yield
         finally:
-            del tasks._recorder.record
-        rows = RecordedRound.objects.filter(id__gt=last or 0)
+            del recorder.record
+        rows = RecordedRound.objects.filter(id__gt=last or 0, loop=recorder.loop.name)
         whole = rows.filter(base=None)
         self.rows, self.wholes = rows.count(), whole.count()
         self.bytes, self.whole_bytes = (found.aggregate(sum=Sum("size"))["sum"] or 0 for found in (rows, whole))
@@ -169,17 +174,27 @@ def _measured(figures: Figures, postgres_pid: int) -> Iterator[None]:
     figures.queries.append(queries[0])
 
 
-def measure(fleet: Fleet, passes: int, *each_second: str) -> tuple[dict[str, Figures], Recording]:
+def _recorders() -> dict[str, Any]:
+    """The recorders of this process, by task."""
+    from fleet import tasks as of_fleet
+    from traffic import tasks as of_traffic
+
+    return dict(zip(RECORDED, (of_fleet._recorder, *map(of_traffic._recorders.get, of_traffic.RECORDED)), strict=True))
+
+
+def measure(fleet: Fleet, passes: int, *each_second: str) -> tuple[dict[str, Figures], dict[str, Recording]]:
     """So many passes of every loop; the first few of a process are not counted."""
     from django.db import connection
 
     from controlplane.celery import app
 
     app.loader.import_default_modules()
-    figures, recording = {name: Figures() for name in MOVING}, Recording()
+    figures, recordings = {name: Figures() for name in MOVING}, {name: Recording() for name in RECORDED}
     connection.ensure_connection()
     postgres_pid = connection.connection.info.backend_pid
-    with recording.watched():
+    with ExitStack() as watched:
+        for name, recorder in _recorders().items():
+            watched.enter_context(recordings[name].watched(recorder))
         for _ in range(passes):
             began = time.monotonic()
             fleet.move(*each_second)
@@ -187,7 +202,7 @@ def measure(fleet: Fleet, passes: int, *each_second: str) -> tuple[dict[str, Fig
                 with _measured(figures[name], postgres_pid):
                     app.tasks[name].run()
             time.sleep(max(0.0, TICK_S - (time.monotonic() - began)))
-    return figures, recording
+    return figures, recordings
 
 
 def _roll_out() -> None:
@@ -203,9 +218,9 @@ def _roll_out() -> None:
         rollout_start(proposal=proposal, actor="bench", now=clock.now())
 
 
-def _report(nodes: int, phase: str, measured: tuple[dict[str, Figures], Recording]) -> str:
-    """Prints the figures of the loops, and returns the line of the recorder's table."""
-    figures, recording = measured
+def _report(nodes: int, phase: str, measured: tuple[dict[str, Figures], dict[str, Recording]]) -> str:
+    """Prints the figures of the loops, and returns the lines of the recorder's table."""
+    figures, recordings = measured
     for name, one in figures.items():
         wall, passes = sorted(one.wall_s), len(one.wall_s)
         p99 = wall[min(passes - 1, round(0.99 * passes))]
@@ -216,14 +231,19 @@ def _report(nodes: int, phase: str, measured: tuple[dict[str, Figures], Recordin
             f"| {statistics.median(one.queries):.0f} | {max(one.queries)} |",
             flush=True,
         )
-    took_s, reconcile = sorted(recording.python_s), figures["fleet.reconcile"]
-    share = sum(took_s) / (sum(reconcile.python_s) + reconcile.postgres_s)
+    lines = (_recorder_line(nodes, phase, name, figures[name], one) for name, one in recordings.items() if one.rows)
+    return "\n".join(lines)
+
+
+def _recorder_line(nodes: int, phase: str, loop: str, figures: Figures, recording: Recording) -> str:
+    took_s = sorted(recording.python_s)
+    share = sum(took_s) / (sum(figures.python_s) + figures.postgres_s)
     differences = recording.rows - recording.wholes
     each = (recording.bytes - recording.whole_bytes) / differences if differences else 0
     whole = recording.whole_bytes / recording.wholes if recording.wholes else 0
     return (
-        f"| {nodes:,} | {phase} | {recording.rows} | {statistics.median(took_s) * 1000:.1f} | {took_s[0] * 1000:.1f} "
-        f"| {took_s[-1] * 1000:.1f} | {share:.1%} | {whole:,.0f} | {each:,.0f} |"
+        f"| {nodes:,} | {phase} | {loop} | {recording.rows} | {statistics.median(took_s) * 1000:.1f} "
+        f"| {took_s[0] * 1000:.1f} | {took_s[-1] * 1000:.1f} | {share:.1%} | {whole:,.0f} | {each:,.0f} |"
     )
 
 
@@ -282,9 +302,10 @@ def run(nodes: int, passes: int, *, steps: bool, controller_s: float, log: Path)
     ]
     _roll_out()
     recorder.append(_report(nodes, "rollout", measure(fleet, passes)))
+    recorder.append(_report(nodes, "steer", measure(fleet, passes, _STEER, _SCALE)))
     fleet.move(_BREAK, _SILENCE)
     recorder.append(_report(nodes, "fault", measure(fleet, passes)))
-    print(RECORDER_TABLE, *recorder, sep="\n", flush=True)
+    print(RECORDER_TABLE, *filter(None, recorder), sep="\n", flush=True)
 
 
 def main(parser: argparse.ArgumentParser) -> None:

@@ -40,7 +40,7 @@ class Recorder:
     difference."""
 
     def __init__(self, loop: RecordedLoop = RECONCILER) -> None:
-        self._loop = loop
+        self.loop = loop
         self._forget()
 
     def _forget(self) -> None:
@@ -56,7 +56,7 @@ class Recorder:
                 self._record_one(one)
         except Exception:
             self._forget()
-            log.exception("rounds of the %s were not recorded; the next one begins a new recording", self._loop.name)
+            log.exception("rounds of the %s were not recorded; the next one begins a new recording", self.loop.name)
 
     def _record_one(self, one: Round) -> None:
         base = self._base_for(one)
@@ -65,10 +65,10 @@ class Recorder:
             self._forget()
             log.warning("a round of %d bytes was not recorded; the limit is %d", len(inputs), LONGEST_ROUND)
             return
-        reasons = _reasons(self._loop, one)
+        reasons = _reasons(self.loop, one)
         with transaction.atomic():
             row = RecordedRound.objects.create(
-                loop=self._loop.name,
+                loop=self.loop.name,
                 base=base,
                 at=one.now,
                 planner=one.decided[-1].planner,
@@ -76,7 +76,7 @@ class Recorder:
                 reasons=[msgspec.to_builtins(reason) for reason in reasons],
                 inputs=inputs,
                 size=len(inputs),
-                schema=schema_of(self._loop),
+                schema=schema_of(self.loop),
                 release=_release(),
             )
             about = sorted({subject for reason in reasons for subject in reason.subjects})

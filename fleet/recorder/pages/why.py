@@ -3,7 +3,7 @@ for now and the other choices of a decision. Reads only."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from django.db.models import Q, QuerySet
 from django.http import Http404
@@ -14,11 +14,12 @@ from controlplane.explained import EXPLAINED, LOOPS, explained
 from controlplane.forecast_budget import FORECASTS
 from fleet.cells.models import Cell
 from fleet.faults.models import Incident
+from fleet.load.selectors import FLEET, cell_subject, deployment_subject, load_series, step_of
 from fleet.nodes.models import Node
 from fleet.reconcile.planning.states import CELL_TONE, NODE_TONE, CellState, NodeState
 from fleet.recorder.planning.encoding import CannotDecode
 from fleet.recorder.planning.reasons import Subject
-from fleet.recorder.planning.time_line import Change, Lane, Span, lanes_of, states_of
+from fleet.recorder.planning.time_line import Change, Lane, Seen, Span, cell_spans, lanes_of, load_spans, states_of
 from fleet.recorder.selectors import StoredReason, alternatives_of, reasons_about
 from fleet.rollouts.models import Rollout
 from kernel.models import Event
@@ -149,7 +150,7 @@ def time_line_fragment(kind: Subject | None) -> Fragment:
     def load(request: PageRequest) -> TimeLine:
         span = _span_of_incident(request) if kind is Subject.INCIDENT else request.span
         past = reverse(_PAST_OF.get(kind, "overview"))
-        return TimeLine(lanes_of(_LANES[kind](request.key, span), span.start, span.end), span, past)
+        return TimeLine(lanes_of(_LANES[kind](request.key, span, request.now), span.start, span.end), span, past)
 
     return Fragment(name, "Time line", ("events",), "fleet/recorder/time_line.html", load)
 
@@ -192,38 +193,72 @@ def _shares(deployment: str, span: TimeRange) -> list[Span]:
     ]
 
 
-def _of_cell(name: str, span: TimeRange) -> Lanes:
+def _seen(subject: str, span: TimeRange, now: datetime) -> tuple[list[Seen | None], datetime, timedelta]:
+    """Stored windows of load, with their start and step."""
+    step_s = step_of(span, now)
+    series = load_series([subject], span, step_s)[subject]
+    seen = [Seen(one.cells, one.in_flight, one.queued) if one else None for one in series.points]
+    return seen, series.start, timedelta(seconds=step_s)
+
+
+def _cells_not_ready(deployment: str, span: TimeRange) -> list[Span]:
+    """The states of a deployment's cells, without those that serve and those that are gone."""
+    kinds = [f"cell.{state.value}" for state in CellState]
+    events = Event.objects.filter(deployment=deployment, kind__in=kinds, at__lte=span.end).order_by("-id")
+    newest = list(events.values_list("at", "kind", "message", "cell")[:SPANS_READ])
+    changes: dict[str, list[Change]] = {}
+    for at, kind, message, cell in reversed(newest):
+        state = CellState(kind.partition(".")[2])
+        changes.setdefault(cell, []).append(Change(at, state.value, CELL_TONE[state], message))
+    quiet = {CellState.READY.value, CellState.STOPPED.value}
+    return [
+        replace(one, label=f"{cell} {one.label}", page="cell", key=cell)
+        for cell, found in changes.items()
+        for one in states_of(found)
+        if one.label not in quiet
+    ]
+
+
+def _of_cell(name: str, span: TimeRange, now: datetime) -> Lanes:
     deployment = Cell.objects.filter(pk=name).values("deployment")
+    seen = _seen(cell_subject(name), span, now)
     return {
         "State": _states(Subject.CELL, name, span),
+        "Load": load_spans(*seen),
         "Incidents": _incidents(Incident.objects.filter(cell=name), span),
         "Rollouts": _rollouts(Rollout.objects.filter(deployment__in=deployment), span),
     }
 
 
-def _of_node(name: str, span: TimeRange) -> Lanes:
+def _of_node(name: str, span: TimeRange, _: datetime) -> Lanes:
     return {
         "State": _states(Subject.NODE, name, span),
         "Incidents": _incidents(Incident.objects.filter(node=name), span),
     }
 
 
-def _of_deployment(name: str, span: TimeRange) -> Lanes:
+def _of_deployment(name: str, span: TimeRange, now: datetime) -> Lanes:
+    seen = _seen(deployment_subject(name), span, now)
     return {
+        "Cells": cell_spans(*seen),
+        "Not ready": _cells_not_ready(name, span),
+        "Load": load_spans(*seen),
         "Rollouts": _rollouts(Rollout.objects.filter(deployment=name), span),
         "Incidents": _incidents(Incident.objects.filter(deployment=name), span),
         "Shares": _shares(name, span),
     }
 
 
-def _of_incident(key: str, span: TimeRange) -> Lanes:
-    """The incident, and the states of its cell and its node."""
+def _of_incident(key: str, span: TimeRange, now: datetime) -> Lanes:
+    """The incident, the states of its cell and its node, and the load of its deployment."""
     incident = _incident_of(key)
     itself = Span(incident.kind, incident.tone, incident.opened_at, incident.closed_at, incident.summary)
     lanes: Lanes = {"Incident": [itself]}
     for kind, name in ((Subject.CELL, incident.cell), (Subject.NODE, incident.node)):
         if name:
             lanes[kind.value.capitalize()] = _states(kind, name, span)
+    if incident.deployment:
+        lanes["Load"] = load_spans(*_seen(deployment_subject(incident.deployment), span, now))
     return lanes
 
 
@@ -239,14 +274,15 @@ def _span_of_incident(request: PageRequest) -> TimeRange:
     return TimeRange("", incident.opened_at - AROUND, end)
 
 
-def _of_fleet(_: str, span: TimeRange) -> Lanes:
+def _of_fleet(_: str, span: TimeRange, now: datetime) -> Lanes:
     return {
+        "Load": load_spans(*_seen(FLEET, span, now)),
         "Incidents": _incidents(Incident.objects.all(), span),
         "Rollouts": _rollouts(Rollout.objects.all(), span),
     }
 
 
-_LANES: dict[Subject | None, Callable[[str, TimeRange], Lanes]] = {
+_LANES: dict[Subject | None, Callable[[str, TimeRange, datetime], Lanes]] = {
     Subject.CELL: _of_cell,
     Subject.NODE: _of_node,
     Subject.DEPLOYMENT: _of_deployment,

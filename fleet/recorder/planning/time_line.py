@@ -1,8 +1,9 @@
-"""Bars over time from recorded rows: the states of an object, and what happened around it. Pure."""
+"""Bars over time from recorded rows: the states of an object, its load, and what happened around it. Pure."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
+from itertools import groupby
 
 from kernel.ages import age_text
 from kernel.tones import Tone
@@ -65,6 +66,74 @@ def states_of(changes: Iterable[Change]) -> list[Span]:
             last = spans[-1]
             spans[-1] = Span(last.label, last.tone, last.start, change.at, last.reason)
         spans.append(Span(change.state, change.tone, change.at, reason=change.reason))
+    return spans
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A stored window of load: means of serving cells and of requests in flight and waiting."""
+
+    cells: float
+    in_flight: float
+    queued: float
+
+
+HIGH_FROM = 0.5
+"""Of the greatest load in the period. A cell's tested concurrency is not stored with a window."""
+ROUNDED = 0.05
+"""A window's number of cells counts as whole within this; otherwise it changed in the window."""
+
+
+def load_spans(windows: Sequence[Seen | None], start: datetime, step: timedelta) -> list[Span]:
+    """Load in levels of its greatest value: none, low, high, and waiting requests. A window without reports is a
+    gap."""
+    peak = max((one.in_flight for one in windows if one), default=0.0)
+
+    def level(one: Seen) -> tuple[str, Tone]:
+        if one.queued >= 1:
+            return "requests wait", Tone.WARN
+        if one.in_flight <= 0:
+            return "no load", Tone.IDLE
+        return ("high", Tone.MOVING) if one.in_flight >= HIGH_FROM * peak else ("low", Tone.OK)
+
+    def reason(there: list[Seen]) -> str:
+        most, waiting = max(one.in_flight for one in there), max(one.queued for one in there)
+        return f"up to {most:.1f} requests in flight, {waiting:.1f} waiting"
+
+    return _merged(windows, level, reason, start, step)
+
+
+def cell_spans(windows: Sequence[Seen | None], start: datetime, step: timedelta) -> list[Span]:
+    """The number of serving cells."""
+
+    def level(one: Seen) -> tuple[str, Tone]:
+        whole = round(one.cells)
+        if abs(one.cells - whole) > ROUNDED:
+            return "changes", Tone.MOVING
+        return (f"{whole} serving", Tone.OK) if whole else ("none serving", Tone.BAD)
+
+    def reason(there: list[Seen]) -> str:
+        least, most = min(one.cells for one in there), max(one.cells for one in there)
+        return f"{least:.1f} to {most:.1f} cells" if most - least > ROUNDED else ""
+
+    return _merged(windows, level, reason, start, step)
+
+
+def _merged(
+    windows: Sequence[Seen | None],
+    level: Callable[[Seen], tuple[str, Tone]],
+    reason: Callable[[list[Seen]], str],
+    start: datetime,
+    step: timedelta,
+) -> list[Span]:
+    """One span for neighbouring windows of the same level."""
+    spans: list[Span] = []
+    for found, group in groupby(enumerate(windows), lambda one: level(one[1]) if one[1] else None):
+        there = list(group)
+        if found is not None:
+            label, tone = found
+            first, last = start + there[0][0] * step, start + (there[-1][0] + 1) * step
+            spans.append(Span(label, tone, first, last, reason([one for _, one in there if one])))
     return spans
 
 

@@ -1,8 +1,10 @@
 """Why something is as it is, and replays, over HTTP."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pytest_django import DjangoDbBlocker
 
 from fleet.autoscaling.models import ScalingState
 from fleet.deployments.models import DeploymentRegion
@@ -10,23 +12,17 @@ from fleet.faults.models import Incident
 from fleet.recorder.models import RecordedRound
 from kernel import clock
 from tests.controlplane.api.client import bearer, rules
-from tests.fleet.provision import Clock
-from tests.fleet.recorder.passes import fleet_with_a_new_cell, recorded_passes, standing_clock, suspect_a_node
+from tests.fleet.recorder.passes import recorded_fleet
 from tests.fleet.rows import NOW
-from tests.traffic.steered import EAST, WEST, Steered
-from traffic.region_shares.models import TrafficMatrix
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
-@pytest.fixture
-def cell(monkeypatch: pytest.MonkeyPatch) -> str:
-    """A cell on `n-0` and `n-1` that recorded passes created and started; then its spare `n-2` became suspect."""
-    time: Clock = standing_clock(monkeypatch)
-    one_pass = recorded_passes()
-    made = fleet_with_a_new_cell(one_pass)
-    suspect_a_node(one_pass, time)
-    return made
+@pytest.fixture(scope="module")
+def cell(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
+    """A cell on `n-0` and `n-1`; the spare `n-2` is suspect."""
+    with recorded_fleet(django_db_blocker) as made:
+        yield made
 
 
 def why(path: str, **query: Any) -> dict[str, Any]:
@@ -58,27 +54,6 @@ def test_a_deployment_tells_the_latest_check_of_its_size(cell: str) -> None:
     assert [one["decision"] for one in found["decisions"]] == ["StartCell", "CreateCell"]
     wants = "The autoscaler wants 1 cell in us-east-1 (agreement, in shadow mode or paused), checked 0 s ago"
     assert found["now"][-1] == f"{wants}: it keeps 1 cell."
-
-
-def test_a_share_tells_what_is_in_force_and_what_moved_it() -> None:
-    fleet = Steered({EAST: 3, WEST: 3}, {EAST: 12.0, WEST: 12.0})
-    fleet.record()
-    fleet.run(2)
-    found = why("share/sim-70b@us-east-1", alternatives="true")
-    assert found["now"] == ["Requests from us-east-1 go to us-east-1 100%."]
-    assert [one["decision"] for one in found["decisions"]] == ["PublishTable", "ShiftTraffic"]
-    assert found["decisions"][1]["inputs"]["from us-east-1"] == "none -> us-east-1 100%"
-    assert [one["name"] for one in found["decisions"][0]["alternatives"]] == ["sim-70b to us-west-2"]
-    TrafficMatrix.objects.update(held="reports are stale", held_since=NOW)
-    held = why("share/sim-70b", limit=1)
-    assert held["now"][-1] == "The shares have been kept since 2026-11-21 12:00:00: reports are stale."
-    number = held["decisions"][0]["round"]
-    other = bearer().get(f"/api/v1/replay/rounds/{number}?set=publication.load_bound=1.25").json()
-    assert (other["same"], other["rounds"][0]["loop"]) == (False, "publication")
-    assert bearer().get(f"/api/v1/replay/rounds/{number}?set=autopilot.step=0.2").json()["same"] is True
-    refused = bearer().get(f"/api/v1/replay/rounds/{number}?set=publication.load_bound=0")
-    assert (refused.status_code, list(rules(refused))) == (400, ["set"])
-    assert bearer().get("/api/v1/why/share/sim-70b@nowhere").status_code == 404
 
 
 def test_what_does_not_exist_or_fit_is_refused(cell: str) -> None:

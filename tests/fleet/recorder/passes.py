@@ -1,9 +1,11 @@
 """Recorded passes on a small fleet of rows."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
+from pytest_django import DjangoDbBlocker
 
 from fleet.cells.models import Cell
 from fleet.nodes.models import NodeReport
@@ -16,6 +18,7 @@ from kernel.leases import lease_take
 from tests.fleet import rows
 from tests.fleet.provision import Clock
 from tests.fleet.rows import NOW
+from tests.rows_of_a_file import rows_of_a_file
 
 Pass = Callable[[], int | None]
 
@@ -48,3 +51,14 @@ def suspect_a_node(one_pass: Pass, time: Clock) -> None:
     time.now = NOW + timedelta(seconds=12)
     NodeReport.objects.exclude(node="n-2").update(last_seen_at=time.now)
     assert one_pass()
+
+
+@contextmanager
+def recorded_fleet(blocker: DjangoDbBlocker) -> Iterator[str]:
+    """For a fixture of a file: a cell on `n-0` and `n-1` that recorded passes created and started; then its spare `n-2`
+    became suspect. The clock stands at 12 s."""
+    with pytest.MonkeyPatch.context() as patch, rows_of_a_file(blocker):
+        time, one_pass = standing_clock(patch), recorded_passes()
+        cell = fleet_with_a_new_cell(one_pass)
+        suspect_a_node(one_pass, time)
+        yield cell

@@ -1,28 +1,32 @@
 """Why, on the pages of a cell and a node, and on the page that explains one of them."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 from urllib.parse import quote
 
 import pytest
+from pytest_django import DjangoDbBlocker
 
 from fleet.faults.models import Incident
+from fleet.load.models import LoadSubject, LoadWindow
 from fleet.recorder.models import RecordedRound, RoundSubject
 from fleet.recorder.pages import why as pages
 from tests.controlplane.dashboard.clients import fragment, signed_in
-from tests.fleet.recorder.passes import fleet_with_a_new_cell, recorded_passes, standing_clock, suspect_a_node
+from tests.fleet.recorder.passes import recorded_fleet
 from tests.fleet.rows import NOW
 from tests.traffic.steered import EAST, WEST, Steered
+
+WINDOW = {"step_s": 15, "covered_s": 15, "requests": 9, "errors": 0, "slow": 0, "tokens_per_s": 1}
+WINDOW |= {"cells": 2, "in_flight": 7, "queued": 3}
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
 
-@pytest.fixture
-def cell(monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(scope="module")
+def cell(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[str]:
     """A cell on `n-0` and `n-1`; the spare `n-2` is suspect."""
-    time, one_pass = standing_clock(monkeypatch), recorded_passes()
-    made = fleet_with_a_new_cell(one_pass)
-    suspect_a_node(one_pass, time)
-    return made
+    with recorded_fleet(django_db_blocker) as made:
+        yield made
 
 
 def shown(url: str, name: str) -> str:
@@ -92,7 +96,7 @@ def test_pages_show_themselves_as_they_were(cell: str) -> None:
 def test_the_banner_names_the_time_and_the_changes_around_it(cell: str) -> None:
     page = " ".join(signed_in().get(f"/cells/?at={at_time(11)}").text.split())
     assert "2026-11-21 12:00:11 UTC" in page
-    assert "Not recorded: load" in page
+    assert "Not shown as it was: load" in page
     assert f'href="?at={quote((NOW + timedelta(seconds=12)).isoformat())}"' in page
     assert 'name="at" value="' in page, "the filter keeps the time"
 
@@ -119,6 +123,13 @@ def test_time_lines_show_states_and_link_to_the_past(cell: str) -> None:
     line = shown(f"/cells/{cell}/?from=2026-11-21T11:59Z&to=2026-11-21T12:05Z", "cell-time-line")
     assert "pending from 12:00:00" in line or "starting from 12:00:00" in line
     assert 'href="/cells/?at=2026-11-21T12' in line
+    subject = LoadSubject.objects.create(name="deployment:sim-70b", seen_at=NOW)
+    LoadWindow.objects.create(subject=subject, at=NOW - timedelta(seconds=30), **WINDOW)
+    of_deployment = shown("/deployments/sim-70b/?from=2026-11-21T11:59Z&to=2026-11-21T12:05Z", "deployment-time-line")
+    assert "2 serving from 11:59:30" in of_deployment
+    assert "requests wait from 11:59:30" in of_deployment
+    assert f"{cell} starting from 12:00:00" in of_deployment
+    assert f'href="/cells/{cell}/"' in of_deployment
     assert "suspect" in shown("/nodes/n-2/?from=2026-11-21T11:59Z&to=2026-11-21T12:05Z", "node-time-line")
     opened = {"kind": "silent-node", "subject": "n-2", "node": "n-2", "summary": "silent", "opened_at": NOW}
     incident = Incident.objects.create(**opened)

@@ -11,14 +11,12 @@ from fleet.nodes.models import NodeReport
 from fleet.recorder import services
 from fleet.recorder.models import RecordedRound
 from fleet.recorder.planning.encoding import CannotDecode
-from fleet.recorder.planning.explanations import RECONCILER
 from fleet.recorder.planning.reasons import Subject
-from fleet.recorder.planning.replay import replay
-from fleet.recorder.selectors import alternatives_of, present, reasons_about, rounds_decoded
+from fleet.recorder.selectors import present, rounds_decoded
 from fleet.recorder.services import BYTES_MOST, rounds_trim
 from tests.fleet import rows
 from tests.fleet.provision import Clock
-from tests.fleet.recorder.passes import Pass, fleet_with_a_new_cell, recorded_passes, standing_clock, suspect_a_node
+from tests.fleet.recorder.passes import Pass, fleet_with_a_new_cell, recorded_passes, standing_clock
 from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db
@@ -32,44 +30,6 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture
 def one_pass(time: Clock) -> Pass:
     return recorded_passes()
-
-
-def test_a_pass_that_decided_is_recorded_and_decides_the_same_again(one_pass: Pass) -> None:
-    fleet_with_a_new_cell(one_pass)
-    first, second = RecordedRound.objects.order_by("id")
-    assert (first.base, second.base) == (None, first)
-    assert (first.planner, first.decided, second.decided) == ("plan_reconcile", 1, 1)
-    assert second.size < first.size
-    decoded = [one for _, one in rounds_decoded([first, second], LOOPS)]
-    assert [type(one.decided[-1].decisions[0]).__name__ for one in decoded] == ["CreateCell", "StartCell"]
-    assert all(replay(RECONCILER, one).is_same for one in decoded)
-
-
-def test_a_pass_that_decides_nothing_stores_nothing(one_pass: Pass) -> None:
-    fleet_with_a_new_cell(one_pass)
-    assert one_pass() == 0
-    assert RecordedRound.objects.count() == 2
-
-
-def test_a_placement_tells_why_and_what_else_there_was(one_pass: Pass) -> None:
-    cell = fleet_with_a_new_cell(one_pass)
-    (started,) = reasons_about(Subject.CELL.named(cell), 10, LOOPS)
-    assert (started.decision, started.planner) == ("StartCell", "plan_reconcile")
-    assert started.reason.startswith("placed on n-0, n-1")
-    assert (started.inputs["nodes"], started.inputs["spares"]) == ("n-0, n-1", 3)
-    assert {"node:n-0", "node:n-1", "deployment:sim-70b"} <= set(started.subjects)
-    assert [reason.decision for reason in reasons_about("deployment:sim-70b", 10, LOOPS)] == ["StartCell", "CreateCell"]
-    (other,) = alternatives_of(started, LOOPS)
-    assert (other.name, other.why_not.partition(";")[0]) == ("n-2", "it is as near")
-
-
-def test_a_lost_node_tells_its_silence_and_the_limits(one_pass: Pass, time: Clock) -> None:
-    fleet_with_a_new_cell(one_pass)
-    suspect_a_node(one_pass, time)
-    suspected = next(one for one in reasons_about("node:n-2", 10, LOOPS) if one.decision == "MoveNode")
-    assert suspected.inputs["to"] == "suspect"
-    assert suspected.inputs["silence_s"] == 12.0
-    assert suspected.limits == {"suspect_after_s": 10.0, "lost_after_s": 30.0}
 
 
 def test_the_present_explains_what_a_cell_lacks_and_why_the_last_one_stays(time: Clock) -> None:
