@@ -129,13 +129,14 @@ def chart_rows(chart: Chart) -> SafeString:
     form = f"{{:,.{chart.decimals}f}}"
     return mark_safe(  # noqa: S308
         "".join(
-            f'<tr><td><time datetime="{at:%Y-%m-%dT%H:%M:%SZ}">{at:%m-%d %H:%M:%S}</time></td>'
+            f'<tr><td><time datetime="{iso[:19]}Z">{iso[5:10]} {iso[11:19]}</time></td>'
             + "".join(
                 f'<td class="number">{NOTHING if value is None else form.format(value).replace(",", THIN_SPACE)}</td>'
                 for value in values
             )
             + "</tr>"
             for at, values in chart.rows()
+            for iso in (at.isoformat(),)
         )
     )
 
