@@ -56,8 +56,10 @@ export function tickAges(root, serverNowMs) {
   }
 }
 
-/** The rows of opened tables below charts: hundreds, so only when they are read. */
-function localiseRows(details) {
+/** The rows of opened tables below charts: hundreds, so they are made and localised only when they are read. */
+function showRows(details) {
+  const rows = details.querySelector("template[data-chart-rows]");
+  rows?.replaceWith(rows.content);
   for (const time of details.querySelectorAll("time:not([data-age])")) {
     time.textContent = stamp(Date.parse(time.dateTime)).slice(5);
   }
@@ -69,7 +71,7 @@ function showZone() {
   if (!button) return;
   button.hidden = false;
   button.querySelector("[data-zone-name]").textContent = zoneName();
-  document.querySelectorAll(".chart details[open]").forEach(localiseRows);
+  document.querySelectorAll(".chart details[open]").forEach(showRows);
 }
 
 button?.addEventListener("click", () => {
@@ -79,7 +81,7 @@ button?.addEventListener("click", () => {
 });
 
 document.addEventListener("toggle", (event) => {
-  if (event.target.open && event.target.closest(".chart")) localiseRows(event.target);
+  if (event.target.open && event.target.closest(".chart")) showRows(event.target);
 }, true);
 
 // The range goes along to the next page, in its URL, so that links can be shared.
