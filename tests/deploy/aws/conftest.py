@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 
-from lab.cloud.server import World, serve
-from lab.cloud.stack import deploy_base, deploy_region
 from tests.layers import ROOT, marks_of
+
+if TYPE_CHECKING:
+    from lab.cloud.server import World
 
 INSTALL = "sw-0123456789ab"
 KEY = "arn:aws:kms:us-east-1:123456789012:key/0a1b"
@@ -28,7 +30,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @dataclass
 class Deployed:
-    world: World
+    world: "World"
     base: dict[str, str]
     region: dict[str, str]
 
@@ -36,6 +38,9 @@ class Deployed:
 @pytest.fixture(scope="package")
 def deployed() -> Iterator[Deployed]:
     """Deployed once, for it takes 2 s, and only looked at."""
+    from lab.cloud.server import World, serve  # every worker loads this file, and moto takes 1.5 CPU seconds
+    from lab.cloud.stack import deploy_base, deploy_region
+
     world = World()
     with serve(world):
         base = deploy_base(world, INSTALL, ArtifactKeyArn=KEY, HostedZoneId="Z0ENTRY", AlarmEmail="a@example.com")
