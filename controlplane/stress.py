@@ -4,7 +4,7 @@ Reads only; the page What if, plan drafts, the API and the command line show the
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
-from math import isfinite
+from math import floor, isfinite
 from urllib.parse import urlencode
 
 from django.http import QueryDict
@@ -54,12 +54,12 @@ class StressRow:
     held_until: float | None = None
 
     @property
-    def is_better(self) -> bool:
-        return self.held_until is not None and self.stress.holds_until > self.held_until
+    def holds(self) -> str:
+        return multiple_text(self.stress.holds_until)
 
     @property
-    def is_worse(self) -> bool:
-        return self.held_until is not None and self.stress.holds_until < self.held_until
+    def held(self) -> str:
+        return "\u2013" if self.held_until is None else multiple_text(self.held_until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +94,9 @@ class WhatIf:
         first = self.rows[0].stress
         if first.holds_until >= self.highest:
             return f"every deployment carries {self.highest:.0f} times the forecast of the next day{without}"
-        holds = f"the fleet{without} holds until {first.holds_until:.1f} times the forecast of the next day"
-        if self.held_until is not None and f"{self.held_until:.1f}" != f"{first.holds_until:.1f}":
-            holds += f" (now {_multiple(self.held_until, self.highest)})"
+        holds = f"the fleet{without} holds until {multiple_text(first.holds_until)} the forecast of the next day"
+        if self.held_until is not None and multiple_text(self.held_until) != multiple_text(first.holds_until):
+            holds += f" (now {multiple_text(self.held_until)})"
         return f"{holds}; first to break: TTFT of {first.deployment} in {first.first} at {first.at:%H:%M} UTC"
 
     @property
@@ -106,8 +106,9 @@ class WhatIf:
         return f"{names} and {more} more" if more > 0 else names
 
 
-def _multiple(factor: float, highest: float) -> str:
-    return f"{highest:.0f} and more" if factor >= highest else f"{factor:.1f}"
+def multiple_text(factor: float) -> str:
+    """Rounded down, because the next step may break."""
+    return f"{HIGHEST_FACTOR:.0f}x and more" if factor >= HIGHEST_FACTOR else f"{floor(10 * factor) / 10:.1f}x"
 
 
 def what_if(

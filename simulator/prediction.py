@@ -155,6 +155,8 @@ def _nodes_then(part: FleetView, change: Change) -> int:
 
 def _relevant(fleet: FleetView, change: Change) -> FleetView:
     if isinstance(change, LoseRegion):
+        if change.settled and len(fleet.nodes) <= LARGE_FLEET_NODES:
+            return fleet  # the considered changes may be in other regions
         return without_other_regions(fleet, change.region)
     return without_other_deployments(fleet, change.deployment)
 

@@ -29,7 +29,7 @@ LOST: dict[str, Any] = {"documents": [DEPLOYMENT], "factor": 1.5, "lost": ["us-e
 ANSWER: dict[str, Any] = {
     "from": "2026-11-21T12:00:00Z",
     "holds_until": 1.8,
-    "headline": "the fleet without us-east-1 holds until 1.8 times the forecast of the next day (now 1.2); first to "
+    "headline": "the fleet without us-east-1 holds until 1.8x the forecast of the next day (now 1.2x); first to "
     "break: TTFT of sim-70b in us-east-1 at 17:15 UTC",
     "deployments": [
         {

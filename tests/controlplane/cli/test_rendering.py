@@ -148,7 +148,7 @@ def test_what_breaks_first_is_told_with_where_and_when() -> None:
     broken = {**row, "breaks": True, "unplaced": 33.4}
     forecast = view.PLAN["effects"][0]["forecast"]
     lines = [text for text, _ in stress_lines({**stress.ANSWER, "deployments": [broken], "forecast": forecast}, "us-1")]
-    assert lines[0].startswith("The fleet without us-east-1 holds until 1.8 times the forecast")
+    assert lines[0].startswith("The fleet without us-east-1 holds until 1.8x the forecast")
     assert lines[1:4] == [
         "  sim-70b: holds until 1.8 (now 1.2); 33 of 96 concurrent requests without room at 17:15 UTC, first in "
         "us-east-1: TTFT grows",

@@ -298,11 +298,11 @@ def test_regions_are_lost_and_load_rises_on_the_fleet_that_the_draft_leaves() ->
     client = signed_in()
     less, more = draft(west(1)), draft(west(4))
     text = fragment(client, url(less, f"?lost={EAST}"), "draft-what-if")
-    assert "The fleet without us-east-1 holds until 0.6 times the forecast of the next day (now 1.1)" in text
+    assert "The fleet without us-east-1 holds until 0.5x the forecast of the next day (now 1.1x)" in text
     assert "first to break: TTFT of sim-70b in us-east-1" in text
     assert "breaks" in text
     text = fragment(client, url(more, f"?lost={EAST}&factor=1.2"), "draft-what-if")
-    assert "holds until 2.2 times the forecast of the next day (now 1.1)" in text
+    assert "holds until 2.2x the forecast of the next day (now 1.1x)" in text
     assert "breaks" not in text
     assert DeploymentRegion.objects.get(region=WEST).cells == 2
 

@@ -77,7 +77,7 @@ def test_the_page_says_how_much_the_fleet_carries_and_what_breaks_first() -> Non
     assert "No forecast of the next day yet" in fragment(signed_in(), f"/what-if/?lost={EAST}&factor=nan", "what-if")
     forecast_row(75)
     view = what_if(Question(1.2, (EAST, "unknown")), user="ada", now=NOW)
-    assert view.headline.startswith("the fleet without us-east-1 holds until 0.6 times the forecast")
+    assert view.headline.startswith("the fleet without us-east-1 holds until 0.5x the forecast")
     assert view.headline.endswith("first to break: TTFT of sim-70b in us-east-1 at 12:00 UTC")
     assert (view.question.lost, view.rows[0].stress.breaks) == ((EAST,), True)
 
