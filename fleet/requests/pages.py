@@ -111,16 +111,15 @@ REQUEST_LIST: List[RequestSample] = List(
     columns=(
         Column("request", "Request", lambda row: row.request),
         Column("outcome", "Answer", lambda row: row.outcome, ("status",)),
-        Column("at", "At", lambda row: row.at, ("at",), "number", is_newest_first=True),
-        Column("tenant", "Tenant and key", lambda row: f"{row.tenant} {row.key}".strip(), ("tenant", "key")),
-        Column("cell", "Cell", lambda row: row.cell, ("cell",), "wide"),
-        Column("prompt", "Prompt", lambda row: row.prompt_tokens, ("prompt_tokens",), "number", "Tokens", True),
+        Column("at", "At", lambda row: row.at, ("at",), "number", "Arrival at the cell", True),
+        Column("tenant", "Tenant and key", lambda row: f"{row.tenant} {row.key}".strip(), ("tenant", "key"), "wide"),
+        Column("prompt", "Prompt", lambda row: row.prompt_tokens, ("prompt_tokens",), "wide number", "Tokens", True),
         Column(
             "answer", "Output", lambda row: row.completion_tokens, ("completion_tokens",), "wide number", "Tokens", True
         ),
         Column("first", "First token", lambda row: row.first_ms, ("first_ms",), "number", "After its arrival", True),
         Column("total", "Total", lambda row: row.total_ms, ("total_ms",), "wide number", "", True),
-        Column("class", "Class", lambda row: row.serving_class, ("serving_class",), "wide"),
+        Column("cell", "Cell", lambda row: row.cell, ("cell",), "wide"),
         Column("ingress", "Ingress", lambda row: row.ingress, ("ingress",), "wide"),
     ),
     query=_listed,
