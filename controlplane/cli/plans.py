@@ -1,6 +1,7 @@
 """Prints plans and predicted effects from the API's responses. Pure."""
 
 from collections.abc import Iterator, Mapping
+from math import floor
 from typing import Any
 
 from controlplane.cli.resources import text_of
@@ -71,8 +72,8 @@ def stress_lines(answer: Mapping[str, Any], simulated: str) -> Iterator[Line]:
         broken = any(row["breaks"] for row in answer["deployments"])
         yield f"{answer['headline'][:1].upper()}{answer['headline'][1:]}.", "bad" if broken else "ok"
     for row in answer["deployments"]:
-        held = "" if row["held_until"] is None else f" (now {row['held_until']:.1f})"
-        holds = f"  {row['deployment']}: holds until {row['holds_until']:.1f}{held}"
+        held = "" if row["held_until"] is None else f" (now {_multiple(row['held_until'])})"
+        holds = f"  {row['deployment']}: holds until {_multiple(row['holds_until'])}{held}"
         if row["breaks"]:
             lacks = f"{row['unplaced']:.0f} of {row['load']:.0f} concurrent requests without room"
             yield f"{holds}; {lacks} at {row['at'][11:16]} UTC, first in {row['first_region']}: TTFT grows", "bad"
@@ -84,6 +85,11 @@ def stress_lines(answer: Mapping[str, Any], simulated: str) -> Iterator[Line]:
         yield from forecast_lines(f"the loss of {simulated}", answer["forecast"])
         for step in answer["forecast"]["steps"]:
             yield f"    T+{step['at_s']:.1f} s {step['subject']}: {step['text']}", "idle"
+
+
+def _multiple(factor: float) -> str:
+    """Rounded down, as in the headline."""
+    return f"{floor(10 * factor) / 10:.1f}x"
 
 
 def diff_lines(plan: Mapping[str, Any]) -> Iterator[Line]:

@@ -150,7 +150,7 @@ def test_what_breaks_first_is_told_with_where_and_when() -> None:
     lines = [text for text, _ in stress_lines({**stress.ANSWER, "deployments": [broken], "forecast": forecast}, "us-1")]
     assert lines[0].startswith("The fleet without us-east-1 holds until 1.8x the forecast")
     assert lines[1:4] == [
-        "  sim-70b: holds until 1.8 (now 1.2); 33 of 96 concurrent requests without room at 17:15 UTC, first in "
+        "  sim-70b: holds until 1.8x (now 1.2x); 33 of 96 concurrent requests without room at 17:15 UTC, first in "
         "us-east-1: TTFT grows",
         "  without a forecast: chat",
         "  predicted for the loss of us-1: over in 42 s, 2 changes of cells and nodes",
