@@ -47,7 +47,13 @@ def replay(loop: RecordedLoop, one: Round, changes: Mapping[str, str] | None = N
     turns = len(one.decided)
     for planner in loop.planners:
         part = recorded.get(planner.__name__)
-        decided = planner(changed.view, changed.settings, changed.now)
+        try:
+            decided = planner(changed.view, changed.settings, changed.now)
+        except (ArithmeticError, ValueError) as wrong:
+            if not changes:
+                raise
+            stated = ", ".join(f"{name}={value}" for name, value in changes.items())
+            raise InvalidSetting(f"the {loop.name} cannot decide with {stated}: {wrong}") from None
         then = list(zip(part.decisions, part.applied, strict=True)) if part else []
         compared += _compared(planner.__name__, then, decided)
         turns -= part is not None

@@ -150,6 +150,17 @@ def test_a_setting_that_does_not_exist_or_fit_is_refused(changes: dict[str, str]
         changes_by_loop(LOOPS.values(), changes)
 
 
+def test_a_setting_with_which_a_planner_cannot_decide_is_refused() -> None:
+    def plan_broken(*_: object) -> tuple[Any, ...]:
+        raise ZeroDivisionError("division by zero")
+
+    loop, one = replace(RECONCILER, planners=(plan_broken,)), round_of(silent_fleet())
+    with pytest.raises(InvalidSetting, match="cannot decide with lost_after_s=0: division by zero"):
+        replay(loop, one, {"lost_after_s": "0"})
+    with pytest.raises(ZeroDivisionError):
+        replay(loop, one)
+
+
 def test_every_setting_can_be_named() -> None:
     names = names_of_settings(FleetSettings)
     assert {"lost_after_s", "faults.close_after_s", "ledger.region_floor"} <= set(names)
