@@ -79,7 +79,6 @@ EVENT_LIST: List[Event] = List(
         Column("actor", "Actor", lambda row: row.actor),
     ),
     query=lambda request: _listed(request)[0],
-    rows=lambda events, now: events,
     order=("-id",),
 )
 
@@ -298,7 +297,6 @@ AUDIT_LIST: List[AuditRecord] = List(
         Column("digest", "Digest", lambda row: row.digest),
     ),
     query=lambda request: audit_records(_audit_query(request)),
-    rows=lambda records, now: records,
     order=("-number",),
 )
 

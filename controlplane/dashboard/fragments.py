@@ -64,8 +64,8 @@ class PageRequest:
         return result
 
     def text(self, name: str) -> str:
-        """A filter's value without surrounding spaces, "" if it is not set."""
-        return str(self.filters.get(name, "")).strip()
+        """A filter's value without surrounding spaces and NUL, which PostgreSQL rejects; "" if it is not set."""
+        return str(self.filters.get(name, "")).replace("\0", "").strip()
 
     @property
     def span(self) -> TimeRange:

@@ -92,20 +92,25 @@ class ListPage(Generic[Row]):
         return (f"{self.prefix}q", f"{self.prefix}page", *(choice.name for choice in self.choices))
 
 
+def _as_they_are(objects: Sequence[Any], now: datetime) -> Sequence[Any]:
+    return objects
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class List(Generic[Row]):
-    """A list. `query`: the objects that the page's filter leaves; `rows`: their rows, in a constant number of queries.
-    `order`: by which they are sorted without a choice; its last column makes the order unique. `find`: columns of the
-    query in which `q` is searched for; `filters`: other parameters that `query` reads. `by_value`: searches, filters
-    and sorts all rows by the values that they show, for short lists whose rows are computed; then `query` may return a
-    sequence that is in order, and `find` names columns of the list. `prefix`: of its parameters in the URL, such as
-    `builds-`, for a list that shares its page. `above`: loads what its template shows besides rows."""
+    """A list. `query`: the objects that the page's filter leaves; `rows`: their rows, in a constant number of queries;
+    by default the objects. `order`: by which they are sorted without a choice; its last column makes the order unique.
+    `find`: columns of the query in which `q` is searched for; `filters`: other parameters that `query` reads.
+    `by_value`: searches, filters and sorts all rows by the values that they show, for short lists whose rows are
+    computed; then `query` may return a sequence that is in order, and `find` names columns of the list. `prefix`: of
+    its parameters in the URL, such as `builds-`, for a list that shares its page. `above`: loads what its template
+    shows besides rows."""
 
     name: str
     columns: tuple[Column[Row], ...]
     query: Callable[[PageRequest], Any]
-    rows: Callable[[Sequence[Any], datetime], Sequence[Row]]
-    order: tuple[str, ...]
+    rows: Callable[[Sequence[Any], datetime], Sequence[Row]] = _as_they_are
+    order: tuple[str, ...] = ()
     find: tuple[str, ...] = ()
     filters: tuple[str, ...] = ()
     by_value: bool = False
@@ -140,18 +145,19 @@ class List(Generic[Row]):
     def export(self, request: PageRequest) -> StreamingHttpResponse:
         name = f"{self.name}-{request.now.astimezone(UTC):%Y%m%dT%H%M%SZ}.csv"
         headers = {"Content-Disposition": f'attachment; filename="{name}"'}
-        return StreamingHttpResponse(self._lines(request), content_type="text/csv; charset=utf-8", headers=headers)
+        rows = iter(self._by_value(request)) if self.by_value else self._all(self._sorted(request), request.now)
+        return StreamingHttpResponse(self._lines(rows), content_type="text/csv; charset=utf-8", headers=headers)
 
-    def _lines(self, request: PageRequest) -> Iterator[str]:
+    def _lines(self, rows: Iterator[Row]) -> Iterator[str]:
         writer = csv.writer(_Echo())
         yield writer.writerow([column.label for column in self.columns])
-        for row in self._by_value(request) if self.by_value else self._all(request):
+        for row in rows:
             yield writer.writerow([cell_text(column.value(row)) for column in self.columns])
 
-    def _all(self, request: PageRequest) -> Iterator[Row]:
-        objects = self._sorted(request)[:MAX_EXPORTED].iterator(chunk_size=CHUNK)
+    def _all(self, found: "QuerySet[Any]", now: datetime) -> Iterator[Row]:
+        objects = found[:MAX_EXPORTED].iterator(chunk_size=CHUNK)
         while chunk := list(islice(objects, CHUNK)):
-            yield from self.rows(chunk, request.now)
+            yield from self.rows(chunk, now)
 
     def _of_query(self, request: PageRequest, shown: slice) -> Sequence[Row]:
         """One object more than the page shows, to see whether there are others."""

@@ -94,7 +94,6 @@ INCIDENT_LIST: List[Incident] = List(
         Column("closed", "Closed", lambda row: row.closed_at, ("closed_at",), "wide number", is_newest_first=True),
     ),
     query=_listed,
-    rows=lambda incidents, now: incidents,
     order=("-id",),
     filters=("state", "q"),
 )

@@ -17,6 +17,9 @@ Owner = tuple[str, str, str]
 """(team, instance type, region); region "" is the total."""
 
 
+QUOTA_STATES = ("within", "borrows", "limited")
+
+
 @dataclass(frozen=True, slots=True)
 class QuotaUse:
     """Machines: `used` in cells of the team's deployments, `wanted` for all their target cells. `withheld`: target
@@ -27,6 +30,10 @@ class QuotaUse:
     wanted: int
     withheld: int
     deployments: tuple[str, ...]
+
+    @property
+    def state(self) -> str:
+        return "limited" if self.withheld else "borrows" if self.borrowed else "within"
 
     @property
     def borrowed(self) -> int:

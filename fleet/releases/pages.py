@@ -8,14 +8,15 @@ from django.shortcuts import redirect
 
 from controlplane.dashboard.actions import Submission, action, page_target
 from controlplane.dashboard.fragments import Fragment, PageRequest
+from controlplane.dashboard.lists import Column, List
 from engine_agent.protocol.machine_messages import version_text
 from fleet.releases.api import UpgradeSerializer
 from fleet.releases.models import AgentMove, AgentRelease, AgentRollout
 from fleet.releases.selectors import active_rollout, agents_by_release
 from fleet.releases.services.archive import checkout_release
 from fleet.releases.services.releases import agent_rollout_begin, agent_rollout_cancel
+from kernel.tones import Tone
 
-RELEASES_SHOWN = 10
 NAMES_SHOWN = 12
 UNKNOWN = ""
 
@@ -28,6 +29,14 @@ class ReleaseRow:
     count: int
     names: tuple[str, ...]
     more: int
+
+    @property
+    def state(self) -> str:
+        return "current" if self.release.is_current else "not current" if self.count else "unused"
+
+    @property
+    def tone(self) -> Tone:
+        return {"current": Tone.OK, "not current": Tone.WARN}.get(self.state, Tone.IDLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,14 +70,13 @@ def agent_list() -> AgentList:
     """Releases with their agents, the current one first, and the newest rollout."""
     running = agents_by_release()
     known = sorted(AgentRelease.objects.all(), key=lambda row: not row.is_current)
-    shown = [row for row in known if row.is_current or row.id in running or not running][:RELEASES_SHOWN]
     current = next((row.id for row in known if row.is_current), UNKNOWN)
     ids = {row.id for row in known}
     rollout = AgentRollout.objects.select_related("source", "target").first()
     own = checkout_release()
     return AgentList(
         own=version_text(own.version, own.id),
-        rows=tuple(_release_row(row, running.get(row.id, [])) for row in shown),
+        rows=tuple(_release_row(row, running.get(row.id, [])) for row in known),
         behind=sum(len(names) for release, names in running.items() if release != current),
         strange=tuple(
             (release, tuple(names[:NAMES_SHOWN]), max(0, len(names) - NAMES_SHOWN))
@@ -103,7 +111,24 @@ def _agents(request: PageRequest) -> AgentList:
     return agent_list()
 
 
-AGENTS = Fragment("agents", "Agents", ("agents", "nodes", "traffic"), "fleet/releases/agents.html", _agents)
+RELEASE_LIST: List[ReleaseRow] = List(
+    name="agent-releases",
+    prefix="releases-",
+    columns=(
+        Column("release", "Release", lambda row: row.release.pk),
+        Column("state", "State", lambda row: row.state, choices=("current", "not current", "unused")),
+        Column("version", "Version", lambda row: row.release.version, css="wide"),
+        Column("protocol", "Protocol", lambda row: row.release.protocol, css="wide number"),
+        Column("agents", "Agents", lambda row: row.count, css="number", is_newest_first=True),
+        Column("names", "Run by", lambda row: ", ".join(row.names), css="wide"),
+        Column("known", "Known for", lambda row: row.release.created_at, css="wide number", is_newest_first=True),
+    ),
+    query=lambda request: request.once(_agents).rows,
+    find=("release", "version", "names"),
+    by_value=True,
+    above=lambda request: request.once(_agents),
+)
+AGENTS = Fragment("agents", "Agents", ("agents", "nodes", "traffic"), "fleet/releases/agents.html", RELEASE_LIST.page)
 
 
 @action(page_target("machines", "agents"))

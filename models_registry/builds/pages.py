@@ -30,8 +30,6 @@ from models_registry.builds.selectors import build_uses, uses_by_build
 from models_registry.builds.services.builds import build_add, build_delete
 from models_registry.builds.services.uploads import KEPT, upload_delete
 
-UPLOADS_SHOWN = 100
-
 
 @dataclass(frozen=True, slots=True)
 class BuildRow:
@@ -69,6 +67,11 @@ class UploadRow:
             return None
 
     @property
+    def engine(self) -> str:
+        facts = self.facts
+        return f"{facts.serves} {facts.version} for {facts.platform}" if facts else "unreadable"
+
+    @property
     def percent(self) -> float:
         return 100 * self.upload.bytes_done / self.upload.packed_bytes
 
@@ -83,12 +86,6 @@ class UploadRow:
     @property
     def kept_until(self) -> datetime:
         return self.upload.touched_at + KEPT
-
-
-@dataclass(frozen=True, slots=True)
-class UploadList:
-    rows: tuple[UploadRow, ...]
-    more: bool = False
 
 
 def _rows(builds: Sequence[EngineBuild], now: datetime) -> tuple[BuildRow, ...]:
@@ -135,8 +132,23 @@ def _actions(request: PageRequest) -> ActionMenu:
     return action_menu(request.once(_build).build, request.caller.access, DELETE)
 
 
-def _uploads(request: PageRequest) -> UploadList:
-    return UploadList(tuple(map(UploadRow, EngineBuildUpload.objects.all()[:UPLOADS_SHOWN])))
+UPLOAD_LIST: List[UploadRow] = List(
+    name="uploads",
+    columns=(
+        Column("build", "Build", lambda row: row.upload.name, ("name",)),
+        Column("engine", "Engine", lambda row: row.engine, css="wide"),
+        Column("done", "Done", lambda row: row.percent, css="number"),
+        Column("arrived", "Arrived", lambda row: row.upload.bytes_done, ("bytes_done",), "wide number"),
+        Column("parts", "Parts", lambda row: row.upload.parts_done, ("parts_done",), "wide number"),
+        Column("by", "By", lambda row: row.upload.actor, ("actor",), "wide"),
+        Column("started", "Started", lambda row: row.upload.created_at, ("created_at",), "wide number"),
+        Column("latest", "Latest part", lambda row: row.upload.touched_at, ("touched_at",), "number"),
+    ),
+    query=lambda request: EngineBuildUpload.objects.all(),
+    rows=lambda uploads, now: [UploadRow(upload) for upload in uploads],
+    order=("name",),
+    find=("name", "actor"),
+)
 
 
 def _find_upload(key: str) -> EngineBuildUpload:
@@ -158,9 +170,10 @@ UPLOADS = Page(
     section="models",
     title="Uploads of engine builds",
     fragments=(
-        Fragment("build-uploads", "", ("builds",), "models_registry/builds/uploads.html", _uploads),
-        Fragment("build-upload-how", "Upload a build", (), "models_registry/builds/upload_how.html", _uploads),
+        Fragment("build-uploads", "", ("builds",), "models_registry/builds/uploads.html", UPLOAD_LIST.page),
+        Fragment("build-upload-how", "Upload a build", (), "models_registry/builds/upload_how.html", lambda _: None),
     ),
+    lists=(UPLOAD_LIST,),
 )
 
 

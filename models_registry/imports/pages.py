@@ -24,7 +24,7 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.choices import choose_labelled
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
-from controlplane.dashboard.lists import Column, List
+from controlplane.dashboard.lists import Column, List, plain
 from controlplane.dashboard.wizards import (
     Documents,
     Facts,
@@ -48,7 +48,6 @@ from models_registry.versions.planning.engine_arguments import ENGINES
 from models_registry.versions.planning.lifecycle import VersionState, choices
 
 SHOWN = 100
-FILES_SHOWN = 200
 NUMBERS = ("model_type", "attention_heads", "kv_heads", "layers", "context_length")
 EFFECTS = {
     "cancel": "The download stops, and its unfinished files are removed.",
@@ -83,12 +82,6 @@ class ImportPage:
         return tuple((name.replace("_", " "), known[name]) for name in NUMBERS if name in known)
 
 
-@dataclass(frozen=True, slots=True)
-class FileList:
-    rows: tuple[ImportFile, ...]
-    hidden: int
-
-
 def _listed(request: PageRequest) -> "QuerySet[ModelImport]":
     rows, state, text = ModelImport.objects.all(), request.text("state"), request.text("q")
     rows = rows.filter(state=state) if state else rows
@@ -107,7 +100,6 @@ IMPORT_LIST: List[ModelImport] = List(
         Column("created", "Created", lambda row: row.created_at, ("id",), "number wide", is_newest_first=True),
     ),
     query=_listed,
-    rows=lambda imports, now: imports,
     order=("-id",),
     filters=("state", "q"),
 )
@@ -135,9 +127,19 @@ def _import(request: PageRequest) -> ImportPage:
     return ImportPage(row, tuple(version.reference for version in found), drafts)
 
 
-def _files(request: PageRequest) -> FileList:
-    row = request.once(_row)
-    return FileList(tuple(row.files.order_by("path")[:FILES_SHOWN]), max(0, row.files_total - FILES_SHOWN))
+FILE_LIST: List[ImportFile] = List(
+    name="files",
+    prefix="files-",
+    columns=(
+        plain("path", "File"),
+        Column("state", "State", lambda row: "verified" if row.stored else "to come", ("stored",)),
+        plain("size", "Bytes", "number"),
+        plain("stored", "SHA-256", "wide", name="sha256"),
+    ),
+    query=lambda request: request.once(_row).files.all(),
+    order=("path", "id"),
+    find=("path",),
+)
 
 
 def _actions(request: PageRequest) -> ActionMenu:
@@ -157,8 +159,9 @@ IMPORT = Page(
     actions=_actions,
     fragments=(
         Fragment("import", "", ("imports:{key}", "models"), "models_registry/imports/import.html", _import),
-        Fragment("import-files", "Files", ("imports:{key}",), "models_registry/imports/files.html", _files),
+        Fragment("import-files", "Files", ("imports:{key}",), "models_registry/imports/files.html", FILE_LIST.page),
     ),
+    lists=(FILE_LIST,),
 )
 
 

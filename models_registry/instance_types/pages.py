@@ -83,7 +83,6 @@ TYPE_LIST: List[InstanceType] = List(
         Column("origin", "Origin", lambda row: row.origin, ("origin",), "wide"),
     ),
     query=_listed,
-    rows=lambda types, now: types,
     order=("name",),
     filters=("q", "origin"),
 )

@@ -1,11 +1,14 @@
 """Rows of the ingress page: ingresses with their tables, the last published tables, entry names and certificates."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from django.db.models import Max
+from django.db.models import Max, QuerySet
 
+from controlplane.dashboard.fragments import PageRequest
+from controlplane.dashboard.lists import Column, List
 from fleet.agents.models import ApplicationCertificate
 from fleet.load.planner import FRESH_FOR_S
 from fleet.regions.planner import ENDS_NOW, ENDS_SOON, ending
@@ -15,8 +18,6 @@ from traffic.entry.planner import WHOLE, RevisionState
 from traffic.entry.selectors import PUBLISHED_STATES, entries_described
 from traffic.routing.models import Ingress, IngressReport, RoutingTable
 from traffic.routing.selectors import serves_plain_problem
-
-TABLES_SHOWN = 20
 
 
 class Following(StrEnum):
@@ -122,18 +123,14 @@ def _entry_row(entry: Entry) -> EntryRow:
     return EntryRow(entry, regions, revisions[:REVISIONS_SHOWN])
 
 
-def ingress_rows(*, now: datetime) -> tuple[IngressRow, ...]:
-    """Returns every ingress, in two queries."""
+def ingress_rows(ingresses: Sequence[Ingress], now: datetime) -> list[IngressRow]:
     published = _latest_revisions()
-    ingresses = Ingress.objects.select_related("region", "report").order_by("region__position", "region_id", "id")
-    return tuple(_ingress_row(ingress, published.get(ingress.region_id, 0), now) for ingress in ingresses)
+    return [_ingress_row(ingress, published.get(ingress.region_id, 0), now) for ingress in ingresses]
 
 
-def table_rows(*, limit: int = TABLES_SHOWN) -> tuple[TableRow, ...]:
-    """Returns the last published tables of all regions, in two queries."""
+def _table_rows(tables: Sequence[RoutingTable], now: datetime) -> list[TableRow]:
     published = _latest_revisions()
-    tables = RoutingTable.objects.order_by("-created_at", "-id")[:limit]
-    return tuple(_table_row(table, published) for table in tables)
+    return [_table_row(table, published) for table in tables]
 
 
 def _latest_revisions() -> dict[str, int]:
@@ -202,11 +199,72 @@ class CertificateRow:
         return TONE_OF[self.state]
 
 
-def certificate_rows(*, now: datetime) -> tuple[CertificateRow, ...]:
-    """Returns every certificate. Fleets have a few dozen at most."""
-    rows = ApplicationCertificate.objects.defer("chain", "sealed_secret").order_by("not_after", "name")
-    return tuple(CertificateRow(row, _certificate_state(row.not_after, now)) for row in rows)
+def _certificates(request: PageRequest) -> "QuerySet[ApplicationCertificate]":
+    """All for operators, none for viewers."""
+    rows = ApplicationCertificate.objects.defer("chain", "sealed_secret")
+    return rows if request.caller.access.operate else rows.none()
 
 
 def _certificate_state(not_after: datetime, now: datetime) -> CertificateState:
     return CertificateState.ENDED if not_after <= now else STATE_OF[ending(not_after, now)]
+
+
+def _reported(name: str) -> Callable[[IngressRow], object]:
+    return lambda row: getattr(row.report, name, None)
+
+
+IN_FORCE = "Revision of the routing table that the ingress runs"
+INGRESS_LIST: List[IngressRow] = List(
+    name="ingresses",
+    prefix="ingresses-",
+    columns=(
+        Column("ingress", "Ingress", lambda row: row.ingress.pk),
+        Column("state", "State", lambda row: row.following, choices=tuple(Following)),
+        Column("region", "Region", lambda row: row.ingress.region_id, css="wide"),
+        Column("address", "Address", lambda row: f"{row.ingress.address}:{row.ingress.port}", css="wide"),
+        Column("revision", "In force", _reported("revision"), css="number", title=IN_FORCE),
+        Column("published", "Published", lambda row: row.published, css="number"),
+        Column("cells", "Cells up", lambda row: row.cells_up, css="wide number", is_newest_first=True),
+        Column("agent", "Agent", _reported("agent_version"), css="wide"),
+        Column("seen", "Last report", _reported("last_seen_at"), css="wide number", is_newest_first=True),
+    ),
+    query=lambda request: Ingress.objects.select_related("region", "report"),
+    rows=ingress_rows,
+    order=("region__position", "region_id", "id"),
+    find=("ingress", "region", "address"),
+    by_value=True,
+)
+TABLE_LIST: List[TableRow] = List(
+    name="routing-tables",
+    prefix="tables-",
+    columns=(
+        Column("region", "Region", lambda row: row.table.region_id, ("region_id",)),
+        Column("revision", "Revision", lambda row: row.table.revision, ("revision",), "number", is_newest_first=True),
+        Column("why", "Why", lambda row: row.table.reason, ("reason",)),
+        Column("pools", "Pools", lambda row: ", ".join(row.pools), css="wide"),
+        Column("cells", "Cells", lambda row: row.cells, css="wide number"),
+        Column("draining", "Draining", lambda row: row.draining, css="wide number"),
+        Column("at", "Published", lambda row: row.table.created_at, ("created_at",), "number", is_newest_first=True),
+    ),
+    query=lambda request: RoutingTable.objects.all(),
+    rows=_table_rows,
+    order=("-created_at", "-id"),
+    find=("region__name", "reason"),
+)
+CERTIFICATE_LIST: List[CertificateRow] = List(
+    name="certificates",
+    prefix="certificates-",
+    columns=(
+        Column("certificate", "Certificate", lambda row: row.certificate.name),
+        Column("state", "State", lambda row: row.state, choices=tuple(CertificateState)),
+        Column("region", "Region", lambda row: row.certificate.region_id or "all regions"),
+        Column("hosts", "Hosts", lambda row: ", ".join(row.certificate.names), css="wide"),
+        Column("issuer", "Issuer", lambda row: row.certificate.issuer, css="wide"),
+        Column("ends", "Ends", lambda row: row.certificate.not_after, css="number"),
+    ),
+    query=_certificates,
+    rows=lambda rows, now: [CertificateRow(row, _certificate_state(row.not_after, now)) for row in rows],
+    order=("not_after", "name"),
+    find=("certificate", "region", "hosts", "issuer"),
+    by_value=True,
+)

@@ -401,6 +401,9 @@ class MonthUse:
         return used
 
 
+BUDGET_STATES = ("within", "alerted", "over", "keys refused")
+
+
 @dataclass(frozen=True, slots=True)
 class BudgetView:
     """A budget for pages; `used` is text."""
@@ -408,6 +411,12 @@ class BudgetView:
     budget: Budget
     used: str
     percent: Decimal
+
+    @property
+    def state(self) -> str:
+        if self.budget.stopped:
+            return "keys refused"
+        return "over" if self.percent >= 100 else "alerted" if self.budget.level else "within"
 
 
 def budget_views(now: datetime, whose: Q | None = None) -> list[BudgetView]:

@@ -111,7 +111,6 @@ GROUP_LIST: List[GroupRole] = List(
         Column("claim", "Group claim", lambda row: row.claim, ("claim",)),
     ),
     query=lambda request: GroupRole.objects.select_related("group").annotate(members=Count("group__user")),
-    rows=lambda groups, now: groups,
     order=("group__name",),
     find=("group__name",),
     above=lambda request: tuple(value for value, _ in ROLES),
@@ -128,7 +127,6 @@ DELIVERY_LIST: List[WebhookDelivery] = List(
         Column("when", "When", lambda row: row.created_at, ("created_at",), "number", is_newest_first=True),
     ),
     query=_deliveries,
-    rows=lambda deliveries, now: deliveries,
     order=("-id",),
     find=("webhook__name", "event"),
 )

@@ -140,7 +140,6 @@ SESSION_LIST: List[LoginSession] = List(
         plain("seen_at", "Last seen", "number"),
     ),
     query=_sessions,
-    rows=lambda sessions, now: sessions,
     order=("-id",),
     find=("user__username", "address", "browser"),
 )
@@ -155,7 +154,6 @@ GRANT_LIST: List[Grant] = List(
         plain("created_at", "Since", "number wide"),
     ),
     query=lambda request: Grant.objects.select_related("user", "group"),
-    rows=lambda grants, now: grants,
     order=("deployment", "id"),
     find=("deployment", "user__username", "group__name"),
     above=_grantable,
@@ -170,7 +168,6 @@ PENDING_LIST: List[Approval] = List(
         plain("expires_at", "Expires", "number wide"),
     ),
     query=lambda request: Approval.objects.filter(state=ApprovalState.PENDING.value),
-    rows=lambda approvals, now: approvals,
     order=("-id",),
     find=("summary", "requested_by", "why"),
 )
@@ -184,8 +181,6 @@ APPROVAL_RULE_LIST: List[RuleRow] = List(
         Column("changed", "Since", lambda row: row.changed_at, css="number wide", is_newest_first=True),
     ),
     query=_approval_rules,
-    rows=lambda rules, now: rules,
-    order=(),
     find=("action",),
     by_value=True,
 )
@@ -201,7 +196,6 @@ DECIDED_LIST: List[Approval] = List(
         plain("decided_at", "Decided", "number"),
     ),
     query=lambda request: Approval.objects.exclude(state=ApprovalState.PENDING.value),
-    rows=lambda approvals, now: approvals,
     order=("-id",),
     find=("summary", "requested_by", "decided_by", "outcome"),
 )
@@ -215,7 +209,6 @@ WEBHOOK_LIST: List[Webhook] = List(
         Column("events", "Events", lambda row: ", ".join(row.events) or "every event", css="wide"),
     ),
     query=lambda request: Webhook.objects.all(),
-    rows=lambda hooks, now: hooks,
     order=("name",),
     find=("webhook", "url", "events"),
     by_value=True,
@@ -233,7 +226,6 @@ ALLOWANCE_LIST: List[EngineAllowance] = List(
         plain("created_at", "Since", "number wide"),
     ),
     query=lambda request: EngineAllowance.objects.all(),
-    rows=lambda allowances, now: allowances,
     order=("engine", "name"),
     find=("name", "engine", "why"),
     above=lambda request: ENGINES,
@@ -248,8 +240,6 @@ FAULT_RULE_LIST: List[RuleRow] = List(
         Column("changed", "Since", lambda row: row.changed_at, css="number wide", is_newest_first=True),
     ),
     query=_fault_rules,
-    rows=lambda rules, now: rules,
-    order=(),
     find=("rule",),
     by_value=True,
 )

@@ -20,7 +20,7 @@ from fleet.deployments.planner import GrantRule, RequestCounts
 from fleet.deployments.selectors import concurrency_on
 from fleet.load.pages import NO_LOAD, SummedLoad, loads_by_deployment
 from fleet.load.selectors import deployment_subject, seen_in_last_hour
-from fleet.quotas.selectors import QuotaUse, quota_uses
+from fleet.quotas.selectors import QUOTA_STATES, QuotaUse, quota_uses
 from fleet.reconcile.planning.states import CellState
 from kernel.tones import Tone
 from models_registry.versions.planning.engine_arguments import nodes_per_cell
@@ -237,11 +237,6 @@ class Shares:
     places: tuple[LimitedPlace, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class QuotaTable:
-    rows: tuple[QuotaUse, ...]
-
-
 def shares_of(deployment: Deployment) -> Shares:
     policy = deployment.sharing()
     limited = DeploymentRegion.objects.filter(deployment=deployment, cells_granted__isnull=False)
@@ -256,9 +251,35 @@ def shares_of(deployment: Deployment) -> Shares:
     )
 
 
-def quota_table() -> QuotaTable:
-    """All quotas, in four queries."""
-    return QuotaTable(tuple(quota_uses()))
+ENTITLED, BORROWED = "Machines that the team is entitled to", "Beyond its quota"
+UNUSED = "Unused part of the quota, which other teams may borrow"
+
+
+def _quota_number(
+    name: str, label: str, value: Callable[[QuotaUse], int], title: str, css: str = ""
+) -> Column[QuotaUse]:
+    return Column(name, label, value, css=f"{css} number".strip(), title=title, is_newest_first=True)
+
+
+QUOTA_LIST: List[QuotaUse] = List(
+    name="quotas",
+    prefix="quotas-",
+    columns=(
+        Column("team", "Team", lambda row: row.quota.team),
+        Column("type", "Type", lambda row: row.quota.instance_type_id),
+        Column("region", "Region", lambda row: row.quota.region_id or "all"),
+        _quota_number("entitled", "Entitled", lambda row: row.quota.machines, ENTITLED),
+        _quota_number("used", "Used", lambda row: row.used, "Machines in cells of its deployments"),
+        _quota_number("borrowed", "Borrowed", lambda row: row.borrowed, BORROWED),
+        _quota_number("idle", "Idle", lambda row: row.idle, UNUSED),
+        _quota_number("wanted", "Wanted", lambda row: row.wanted, "Machines that all its wanted cells need", "wide"),
+        Column("deployments", "Deployments", lambda row: ", ".join(row.deployments), css="wide"),
+        Column("state", "State", lambda row: row.state, choices=QUOTA_STATES),
+    ),
+    query=lambda request: quota_uses(),
+    find=("team", "type", "region", "deployments"),
+    by_value=True,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,13 +39,12 @@ from fleet.cells.pages.data import CellSummary, cells_of
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.pages.data import (
     DEPLOYMENT_LIST,
+    QUOTA_LIST,
     DeploymentRow,
     DeploymentTypes,
-    QuotaTable,
     Shares,
     deployment_find,
     deployment_types,
-    quota_table,
     shares_of,
 )
 from fleet.deployments.services.deployments import deployment_scale_or_request
@@ -93,10 +92,6 @@ def _autoscaling(request: PageRequest) -> Autoscaling:
 
 def _shares(request: PageRequest) -> Shares:
     return shares_of(request.once(_deployment_model))
-
-
-def _quotas(request: PageRequest) -> QuotaTable:
-    return quota_table()
 
 
 def _roles(request: PageRequest) -> Roles:
@@ -160,10 +155,10 @@ DEPLOYMENTS = Page(
             "fleet/deployments/table.html",
             DEPLOYMENT_LIST.page,
         ),
-        Fragment("quotas", "Quotas of teams", ("quotas", "cells"), "fleet/quotas/quotas.html", _quotas),
+        Fragment("quotas", "Quotas of teams", ("quotas", "cells"), "fleet/quotas/quotas.html", QUOTA_LIST.page),
     ),
     narrow=_deployment_filter,
-    lists=(DEPLOYMENT_LIST,),
+    lists=(DEPLOYMENT_LIST, QUOTA_LIST),
     past=PAST_DEPLOYMENTS,
 )
 

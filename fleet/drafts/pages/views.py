@@ -2,7 +2,6 @@
 nothing: it is a preview of `controlplane.api.apply`."""
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 from django.contrib.auth.views import redirect_to_login
@@ -26,14 +25,14 @@ from controlplane.dashboard.actions import (
     action_page_view,
     action_view,
 )
-from controlplane.dashboard.fragments import Context, Fragment, Page, PageRequest
+from controlplane.dashboard.fragments import Context, Fragment, Page
+from controlplane.dashboard.lists import Column, List, plain
 from controlplane.dashboard.wizards import documents_as_yaml
 from fleet.drafts.models import PlanDraft
 from fleet.drafts.pages.reading import parsed, read_yaml, stored_documents, wrong_yaml
 from fleet.drafts.pages.review import draft_review, draft_revision, draft_what_if, find_draft
 from fleet.drafts.services import (
     BYTES_MOST,
-    DRAFTS_MOST,
     digest_of,
     draft_change,
     draft_create,
@@ -46,16 +45,18 @@ from fleet.drafts.services import (
 from kernel.access import Role, require
 from kernel.refusals import Conflict
 
-
-@dataclass(frozen=True, slots=True)
-class DraftList:
-    rows: tuple[PlanDraft, ...]
-    more: bool = False
-    filtered: bool = False
-
-
-def _own_drafts(request: PageRequest) -> DraftList:
-    return DraftList(tuple(PlanDraft.objects.filter(owner=request.caller.user.get_username())[: 2 * DRAFTS_MOST]))
+DRAFT_LIST: List[PlanDraft] = List(
+    name="drafts",
+    columns=(
+        plain("name", "Draft", name="draft"),
+        Column("state", "State", lambda row: "applied" if row.applied_at else "open", ("applied_at",)),
+        Column("documents", "Documents", lambda row: len(row.documents), css="number"),
+        plain("changed_at", "Changed", "number"),
+    ),
+    query=lambda request: PlanDraft.objects.filter(owner=request.caller.user.get_username()),
+    order=("-changed_at", "key"),
+    find=("name",),
+)
 
 
 TARGET: Target[PlanDraft] = Target(
@@ -227,7 +228,8 @@ def plan_draft_download(request: HttpRequest, key: str) -> HttpResponseBase:
 PLAN_DRAFTS = Page(
     section="plan-drafts",
     title="Plan drafts",
-    fragments=(Fragment("plan-drafts", "", (), "fleet/drafts/table.html", _own_drafts),),
+    fragments=(Fragment("plan-drafts", "", (), "fleet/drafts/table.html", DRAFT_LIST.page),),
+    lists=(DRAFT_LIST,),
     role=Role.OPERATOR,
 )
 PLAN_DRAFT = Page(

@@ -12,6 +12,7 @@ from rest_framework import serializers
 
 from controlplane.dashboard.actions import Action, Field, Submission, action, action_view, page_target
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.lists import List, plain
 from fleet.agents.services.enrolment import join_line
 from fleet.machines.api import InviteSerializer
 from fleet.machines.models import Invitation, Machine
@@ -99,7 +100,6 @@ machine_add_action = action_view(
     )
 )
 TOPICS = ("machines", "events")
-JOINED_SHOWN = 50
 REFUSALS_SHOWN = 5
 INVITATION_TONE = {"open": Tone.MOVING, "used": Tone.OK, "expired": Tone.IDLE, "withdrawn": Tone.IDLE}
 
@@ -120,19 +120,14 @@ class InvitationRow:
 
 @dataclass(frozen=True, slots=True)
 class InvitationHosts:
-    """The hosts that use an invitation, newest first, and the last ones that its checks refused. A host has `joined`
-    when its agent has connected; `joining` ones only have a credential."""
+    """Numbers of the hosts that use an invitation, and the last ones that its checks refused. A host has `joined` when
+    its agent has connected; `joining` ones only have a credential."""
 
     row: Invitation
     state: str
     joined: int
     joining: int
-    machines: tuple[Machine, ...]
     refusals: tuple[Event, ...]
-
-    @property
-    def hidden(self) -> int:
-        return self.joined + self.joining - len(self.machines)
 
 
 def _invitation(request: PageRequest) -> InvitationRow:
@@ -153,11 +148,25 @@ def _invitation_hosts(request: PageRequest) -> InvitationHosts:
         state=found.state,
         joined=found.row.count - found.row.left - joining,
         joining=joining,
-        machines=tuple(hosts.order_by("-created_at", "id")[:JOINED_SHOWN]),
         refusals=tuple(refusals.filter(detail__invitation=found.prefix).order_by("-id")[:REFUSALS_SHOWN]),
     )
 
 
+HOST_LIST: List[Machine] = List(
+    name="hosts",
+    prefix="hosts-",
+    columns=(
+        plain("id", "Host", name="host"),
+        plain("state", "State", choices=MachineState),
+        plain("shown_address", "Address"),
+        plain("instance_type_id", "Type", name="type"),
+        plain("created_at", "Joined", "number"),
+    ),
+    query=lambda request: machines_described().filter(invitation=request.once(_invitation).row),
+    order=("-created_at", "id"),
+    find=("id", "address", "instance_type__name"),
+    above=_invitation_hosts,
+)
 INVITATION = Page(
     section="machines",
     title="",
@@ -168,9 +177,10 @@ INVITATION = Page(
             "Hosts",
             ("machines", "events"),
             "fleet/machines/invitation_hosts.html",
-            _invitation_hosts,
+            HOST_LIST.page,
         ),
     ),
+    lists=(HOST_LIST,),
 )
 
 

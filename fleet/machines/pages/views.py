@@ -18,7 +18,7 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.choices import choose_region, choose_state
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
-from controlplane.dashboard.lists import Column, List
+from controlplane.dashboard.lists import Column, List, plain
 from fleet.capacity.planning.pools import Market, UnitView, fits, parse_markets
 from fleet.capacity.selectors import pool_views
 from fleet.cells.pages.data import CellRow, MemberRow
@@ -32,9 +32,7 @@ from fleet.machines.services.machines import machine_remove, nodes_on
 from fleet.machines.services.revocation import machine_revoke
 from fleet.machines.services.set_aside import machine_repaired
 from fleet.reconcile.planning.states import MachineRole, MachineState
-from fleet.releases.pages import AGENTS
-
-INVITATIONS_SHOWN = 20
+from fleet.releases.pages import AGENTS, RELEASE_LIST
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +50,6 @@ def is_removable(machine: Machine) -> bool:
     """Whether users may remove a machine: other providers terminate their own."""
     is_host = machine.provider == POOLED or (machine.provider == LOCAL and bool(machine.layout))
     return is_host and not machine.leaving
-
-
-def _joining(request: PageRequest) -> tuple[Invitation, ...]:
-    invitations = invitations_described().filter(left__gt=0, expires_at__gt=request.now, withdrawn_at=None)
-    return tuple(invitations[:INVITATIONS_SHOWN])
 
 
 def _listed(request: PageRequest) -> "QuerySet[Machine]":
@@ -100,6 +93,24 @@ MACHINE_LIST: List[MachineRow] = List(
     rows=lambda machines, now: [machine_row(machine, now) for machine in machines],
     order=("-provider", "region__position", "region_id", "id"),
     filters=("region", "state", "q"),
+)
+
+
+INVITATION_LIST: List[Invitation] = List(
+    name="invitations",
+    prefix="invitations-",
+    columns=(
+        Column("invitation", "Invitation", lambda row: f"sw_{row.prefix}_…", ("prefix",)),
+        plain("left", "Left", "number"),
+        plain("role", "Role", choices=MachineRole),
+        plain("region_id", "Region", name="region"),
+        plain("instance_type_id", "Type", "wide", name="type"),
+        plain("created_by", "By", "wide"),
+        plain("expires_at", "Until", "number"),
+    ),
+    query=lambda request: invitations_described().filter(left__gt=0, expires_at__gt=request.now, withdrawn_at=None),
+    order=("-id",),
+    find=("prefix", "region__name", "created_by"),
 )
 
 
@@ -188,11 +199,17 @@ MACHINES = Page(
     title="Machines",
     fragments=(
         Fragment("machines", "", ("machines", "nodes"), "fleet/machines/machines.html", MACHINE_LIST.page),
-        Fragment("machine-invitations", "Open invitations", ("machines",), "fleet/machines/invitations.html", _joining),
+        Fragment(
+            "machine-invitations",
+            "Open invitations",
+            ("machines",),
+            "fleet/machines/invitations.html",
+            INVITATION_LIST.page,
+        ),
         AGENTS,
     ),
     narrow=_machine_filter,
-    lists=(MACHINE_LIST,),
+    lists=(MACHINE_LIST, INVITATION_LIST, RELEASE_LIST),
 )
 
 

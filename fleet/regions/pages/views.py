@@ -25,8 +25,7 @@ from controlplane.dashboard.events import EventList, chart_markers, region_event
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
 from controlplane.dashboard.lists import Column, List
 from fleet.capacity.api import DeclarePoolSerializer
-from fleet.capacity.planning.pools import DECLARABLE, Market, UnitView, fits, pool_state
-from fleet.capacity.selectors import pool_views, pools_in_order
+from fleet.capacity.planning.pools import Market
 from fleet.capacity.services import NewPool, pool_change, pool_declare, pool_delete, pool_resume
 from fleet.cells.models import Cell, CellMember
 from fleet.cells.selectors import cell_counts_by_region
@@ -38,8 +37,9 @@ from fleet.load.pages import Charts, load_charts, use_charts
 from fleet.load.selectors import Point, last_windows, region_subject
 from fleet.nodes.models import Node
 from fleet.nodes.selectors import node_counts_by_region
-from fleet.reconcile.planning.states import POOL_TONE, CellState, CloudRegionState, NodeState, PoolState
+from fleet.reconcile.planning.states import CellState, CloudRegionState, NodeState
 from fleet.regions.models import Region
+from fleet.regions.pages.pools import POOL_LIST, region_of, region_or_404
 from kernel.time_ranges import OF_LOAD
 from kernel.tones import Tone
 from traffic.region_shares.models import RegionLoss
@@ -83,26 +83,6 @@ class RegionHead:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolRow:
-    """`why`: why it is not usable now, or "". `is_first`, `is_last`: of its type."""
-
-    pool: CapacityPool
-    name: str
-    state: PoolState
-    tone: Tone
-    why: str
-    is_first: bool
-    is_last: bool
-
-
-@dataclass(frozen=True, slots=True)
-class PoolsOfType:
-    instance_type: str
-    rows: tuple[PoolRow, ...]
-    zones: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class ImagesOfType:
     """The images of a type's pools, and the newest move from them, or None."""
 
@@ -118,17 +98,6 @@ class ImagesOfType:
 class RegionImages:
     region: str
     types: tuple[ImagesOfType, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class RegionPools:
-    """Pools by instance type, in order of use."""
-
-    region: str
-    is_in_cloud: bool
-    types: tuple[PoolsOfType, ...]
-    zones: tuple[str, ...]
-    markets: tuple[str, ...] = tuple(market.value for market in DECLARABLE)
 
 
 def _listed(request: PageRequest) -> "QuerySet[Region]":
@@ -182,10 +151,6 @@ def _region_row(region: Region, nodes: StateCounts, cells: StateCounts, loads: M
     )
 
 
-def region_find(name: str) -> Region | None:
-    return Region.objects.select_related("cloud", "loss").filter(pk=name).first()
-
-
 def region_head(region: Region) -> RegionHead:
     cloud: CloudRegion | None = getattr(region, "cloud", None)
     nodes, cells = node_counts_by_region().get(region.pk, {}), cell_counts_by_region().get(region.pk, {})
@@ -197,15 +162,6 @@ def region_head(region: Region) -> RegionHead:
         cells=tuple((state.value, cells[state]) for state in CellState if cells.get(state)),
         loss=getattr(region, "loss", None),
     )
-
-
-def region_pools(region: Region, now: datetime) -> RegionPools:
-    by_type: dict[str, list[CapacityPool]] = {}
-    for pool in pools_in_order(region.pk):
-        by_type.setdefault(pool.instance_type_id, []).append(pool)
-    types = tuple(_of_type(region.pk, kind, pools, now) for kind, pools in by_type.items())
-    zones = sorted({zone for each in types for zone in each.zones})
-    return RegionPools(region.pk, getattr(region, "cloud", None) is not None, types, tuple(zones))
 
 
 def region_images(region: Region) -> RegionImages:
@@ -228,24 +184,6 @@ def _image_rows(kind: str, images: set[str], move: ImageMove | None) -> ImagesOf
         is_under_way=is_under_way,
         may_turn_back=is_under_way and move is not None and move.state != ImageState.BACK,
     )
-
-
-def _of_type(region: str, kind: str, pools: Sequence[CapacityPool], now: datetime) -> PoolsOfType:
-    views = pool_views(pools, now)
-    reasons = {fit.pool.id: fit.reason for fit in fits(UnitView("", region, kind, 1, frozenset(Market)), views, now)}
-    rows = tuple(
-        PoolRow(
-            pool=pool,
-            name=view.name,
-            state=(state := pool_state(view, now)),
-            tone=POOL_TONE[state],
-            why=reasons[pool.pk],
-            is_first=pool is pools[0],
-            is_last=pool is pools[-1],
-        )
-        for pool, view in zip(pools, views, strict=True)
-    )
-    return PoolsOfType(kind, rows, tuple(sorted({pool.zone for pool in pools})))
 
 
 NODES_DRAWN = 1000
@@ -358,32 +296,20 @@ REGIONS = Page(
 )
 
 
-def _region(request: PageRequest) -> Region:
-    return _region_or_404(request.key)
-
-
-def _region_or_404(region: str) -> Region:
-    return found_or_404(region_find(region), f"region {region!r}")
-
-
 def _head(request: PageRequest) -> RegionHead:
-    return region_head(request.once(_region))
-
-
-def _pools(request: PageRequest) -> RegionPools:
-    return region_pools(request.once(_region), request.now)
+    return region_head(request.once(region_of))
 
 
 def _images(request: PageRequest) -> RegionImages:
-    return region_images(request.once(_region))
+    return region_images(request.once(region_of))
 
 
 def _tree(request: PageRequest) -> RegionTree:
-    return region_tree(request.once(_region))
+    return region_tree(request.once(region_of))
 
 
 def _events(request: PageRequest) -> EventList:
-    return region_events(request.once(_region).pk, EVENTS_OF_ONE_REGION)
+    return region_events(request.once(region_of).pk, EVENTS_OF_ONE_REGION)
 
 
 def _markers(request: PageRequest) -> tuple[Marker, ...]:
@@ -401,7 +327,7 @@ def _use(request: PageRequest) -> Charts:
 
 
 def _region_actions(request: PageRequest) -> ActionMenu:
-    url = reverse("evacuate", args=(request.once(_region).pk,))
+    url = reverse("evacuate", args=(request.once(region_of).pk,))
     return ActionMenu((menu_item("Evacuate", url, request.caller.access),))
 
 
@@ -413,15 +339,14 @@ REGION = Page(
         Fragment("region", "", ("regions:{key}", "nodes", "cells"), "fleet/regions/region.html", _head),
         Fragment("region-load", "Load", ("history",), "fleet/load/charts.html", _load),
         Fragment("region-use", "Accelerators and machines", ("history",), "fleet/load/charts.html", _use),
-        Fragment(
-            "region-pools", "Pools of capacity", ("regions:{key}", "machines"), "fleet/regions/pools.html", _pools
-        ),
+        Fragment("region-pools", "Pools", ("regions:{key}", "machines"), "fleet/regions/pools.html", POOL_LIST.page),
         Fragment("region-images", "Images", ("regions:{key}",), "fleet/regions/images.html", _images),
         Fragment("region-tree", "Where its nodes are", ("nodes", "cells"), "fleet/regions/tree.html", _tree),
         Fragment("region-events", "Events", ("events",), "dashboard/events/list.html", _events),
     ),
     charts=True,
     ranges=OF_LOAD,
+    lists=(POOL_LIST,),
 )
 
 
@@ -464,7 +389,7 @@ pool_action = action_view(
 
 REGION_TARGET = Target(
     noun="region",
-    find=_region_or_404,
+    find=region_or_404,
     name=lambda region: region.pk,
     url=lambda region: f"{reverse('region', args=(region.pk,))}#region-pools",
 )

@@ -78,7 +78,6 @@ BENCHMARK_LIST: List[Benchmark] = List(
         Column("created", "Created", lambda row: row.created_at, ("created_at",), "number wide", is_newest_first=True),
     ),
     query=_listed,
-    rows=lambda benchmarks, now: benchmarks,
     order=("-id",),
     filters=("q", "state"),
 )

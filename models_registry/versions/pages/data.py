@@ -2,15 +2,16 @@
 validation, use, measurements and differences. Decides and writes nothing."""
 
 from collections import Counter
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime, timedelta
+from operator import attrgetter
 from typing import Any
 
 from django.db import connection
 from django.db.models import Count, Q, QuerySet
 
-from controlplane.dashboard.fragments import PageRequest
-from controlplane.dashboard.lists import Column, List, ListPage
+from controlplane.dashboard.fragments import PageRequest, found_or_404
+from controlplane.dashboard.lists import Column, List
 from fleet.cells.models import Cell
 from fleet.deployments.models import Deployment
 from fleet.load.planner import FINE_S
@@ -30,6 +31,7 @@ from models_registry.versions.planning.diff import (
     stated_fields,
     without_values,
 )
+from models_registry.versions.planning.lifecycle import VersionState
 from models_registry.versions.selectors import (
     checkpoints_of,
     latest_validation,
@@ -39,7 +41,6 @@ from models_registry.versions.selectors import (
     versions_described,
 )
 
-VERSIONS_SHOWN = 200
 SIBLINGS_OFFERED = 100
 MEASURED_FOR = timedelta(hours=1)
 CELLS_MEASURED = 50
@@ -73,18 +74,12 @@ class VersionRow:
 
 @dataclass(frozen=True, slots=True)
 class ModelPage:
-    """A model with its versions, newest first. `serving`: deployments of any of them."""
+    """`serving`: deployments of any of its versions, of which `released` is the newest that is released, or ""."""
 
     model: Model
-    versions: ListPage[VersionRow]
-
-    @property
-    def serving(self) -> tuple[str, ...]:
-        return tuple(sorted({name for row in self.versions.rows for name in row.deployments}))
-
-    @property
-    def released(self) -> str:
-        return next((row.version.version for row in self.versions.rows if row.version.state == "released"), "")
+    serving: tuple[str, ...]
+    versions: int
+    released: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,13 +216,24 @@ VERSION_LIST: List[VersionRow] = List(
 )
 
 
-def model_find(name: str, now: datetime) -> ModelPage | None:
-    """One model with its versions, in three queries; None if it does not exist."""
+def model_find(name: str) -> ModelPage | None:
     model = Model.objects.filter(name=name).first()
     if model is None:
         return None
-    versions = list(_versions().filter(model=model).order_by("-id")[: VERSIONS_SHOWN + 1])
-    return ModelPage(model, VERSION_LIST.part(versions, now, VERSIONS_SHOWN))
+    serving = Deployment.objects.filter(model_version__model=model).order_by("name").values_list("name", flat=True)
+    states = list(model.versions.order_by("-id").values_list("version", "state"))
+    released = next((version for version, state in states if state == VersionState.RELEASED), "")
+    return ModelPage(model, tuple(serving), len(states), released)
+
+
+MODEL_VERSION_LIST: List[VersionRow] = replace(
+    VERSION_LIST,
+    name="versions",
+    prefix="versions-",
+    query=lambda request: _versions().filter(model=request.key),
+    order=("-id",),
+    find=("version", "engine"),
+)
 
 
 def _versions() -> "QuerySet[ModelVersion]":
@@ -361,3 +367,37 @@ def version_measures(version: ModelVersion, now: datetime) -> tuple[MeasuredCell
     with connection.cursor() as cursor:
         cursor.execute(_MEASURED, values)
         return tuple(MeasuredCells(*row) for row in cursor.fetchall())
+
+
+def _measured(request: PageRequest) -> tuple[MeasuredCells, ...]:
+    version = found_or_404(version_find(request.key), f"model version {request.key!r}")
+    return version_measures(version, request.now)
+
+
+WORST, PEAK = "Worst 15 s of any cell", "Maximum of one cell over 15 s"
+
+
+def _measure(path: str, label: str, title: str = "", css: str = "number") -> Column[MeasuredCells]:
+    return Column(path.replace("_", "-"), label, attrgetter(path), css=css, title=title, is_newest_first=True)
+
+
+MEASURED_LIST: List[MeasuredCells] = List(
+    name="measured",
+    prefix="measured-",
+    columns=(
+        Column("deployment", "Deployment", lambda row: row.deployment),
+        Column("region", "Region", lambda row: row.region),
+        Column("type", "Instance type", lambda row: row.instance_type, css="wide"),
+        _measure("cells", "Cells", css="wide number"),
+        _measure("requests", "Requests", css="wide number"),
+        _measure("errors", "Errors", css="wide number"),
+        _measure("peak_tokens_per_s", "Tokens/s, peak", PEAK),
+        _measure("peak_in_flight", "In flight, peak", PEAK, "wide number"),
+        _measure("ttft_p50_ms", "TTFT p50", WORST, "wide number"),
+        _measure("ttft_p95_ms", "TTFT p95", WORST),
+        _measure("itl_p95_ms", "ITL p95", WORST, "wide number"),
+    ),
+    query=_measured,
+    find=("deployment", "region", "type"),
+    by_value=True,
+)

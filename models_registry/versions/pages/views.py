@@ -18,27 +18,25 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.events import EventList, version_events
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
-from controlplane.dashboard.lists import ListPage
 from models_registry.benchmarks.pages.data import BenchmarksView, SearchesView, model_benchmarks, model_searches
 from models_registry.builds.pages import BUILD_LIST, BUILDS
-from models_registry.compile_caches.pages import VersionCaches, version_caches
+from models_registry.compile_caches.pages import CACHE_LIST
 from models_registry.instance_types.selectors import instance_shapes
 from models_registry.speculation.pages import AcceptedRow, SpeculationView, version_accepted, version_speculation
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.pages.data import (
+    MEASURED_LIST,
+    MODEL_VERSION_LIST,
     VERSION_LIST,
     CellOfVersion,
     DiffPage,
-    MeasuredCells,
     ModelPage,
     VersionPage,
-    VersionRow,
     VersionRuns,
     model_find,
     version_cells,
     version_diff,
     version_find,
-    version_measures,
     version_page,
     version_runs,
 )
@@ -64,11 +62,7 @@ def _filter(request: PageRequest) -> Filter:
 
 
 def _model(request: PageRequest) -> ModelPage:
-    return found_or_404(model_find(request.key, request.now), f"model {request.key!r}")
-
-
-def _versions(request: PageRequest) -> ListPage[VersionRow]:
-    return request.once(_model).versions
+    return found_or_404(model_find(request.key), f"model {request.key!r}")
 
 
 def _benchmarks(request: PageRequest) -> BenchmarksView:
@@ -91,10 +85,6 @@ def _cells(request: PageRequest) -> tuple[CellOfVersion, ...]:
     return version_cells(request.once(_version_of))
 
 
-def _compile_caches(request: PageRequest) -> VersionCaches:
-    return version_caches(request.once(_version_of))
-
-
 def _memory(request: PageRequest) -> VersionMemory:
     return version_memory(request.once(_version_of), instance_shapes())
 
@@ -113,10 +103,6 @@ def _speculation(request: PageRequest) -> SpeculationView:
 
 def _accepted(request: PageRequest) -> tuple[AcceptedRow, ...]:
     return version_accepted(request.once(_version_of), request.now)
-
-
-def _measured(request: PageRequest) -> tuple[MeasuredCells, ...]:
-    return version_measures(request.once(_version_of), request.now)
 
 
 def _events(request: PageRequest) -> EventList:
@@ -153,13 +139,14 @@ MODEL = Page(
     title="",
     fragments=(
         Fragment("model", "", TOPICS, "models_registry/versions/model.html", _model),
-        Fragment("model-versions", "Versions", TOPICS, "models_registry/versions/table.html", _versions),
+        Fragment("model-versions", "Versions", TOPICS, "models_registry/versions/table.html", MODEL_VERSION_LIST.page),
         Fragment(
             "model-benchmarks", "Measured", ("benchmarks",), "models_registry/benchmarks/benchmarks.html", _benchmarks
         ),
         Fragment("model-searches", "Searches", ("benchmarks",), "models_registry/benchmarks/searches.html", _searches),
     ),
     charts=True,
+    lists=(MODEL_VERSION_LIST,),
 )
 
 
@@ -172,7 +159,11 @@ VERSION = Page(
         Fragment("version-validation", "Validation", OWN_TOPICS, "models_registry/versions/validation.html", _version),
         Fragment("version-runs", "Where it runs", ("cells", "rollouts"), "models_registry/benchmarks/runs.html", _runs),
         Fragment(
-            "version-measured", "Measured, last hour", ("load",), "models_registry/versions/measured.html", _measured
+            "version-measured",
+            "Measured, last hour",
+            ("load",),
+            "models_registry/versions/measured.html",
+            MEASURED_LIST.page,
         ),
         Fragment(
             "version-speculation",
@@ -200,7 +191,7 @@ VERSION = Page(
             "Compile caches",
             OWN_TOPICS,
             "models_registry/compile_caches/caches.html",
-            _compile_caches,
+            CACHE_LIST.page,
         ),
         Fragment("version-memory", "Memory", OWN_TOPICS, "models_registry/versions/memory.html", _memory),
         Fragment(
@@ -210,6 +201,7 @@ VERSION = Page(
         Fragment("version-events", "Events", ("events",), "models_registry/versions/events.html", _events),
     ),
     charts=True,
+    lists=(CACHE_LIST, MEASURED_LIST),
 )
 
 VERSION_DIFF = Page(

@@ -53,9 +53,9 @@ def one_more_of_everything(number: int) -> Cell:
     """A region with a two-node cell in one of the states, two spares, an ingress, and all that speaks of them."""
     region = rows.region(f"region-{number}", position=number)
     kind, _ = InstanceType.objects.get_or_create(name="local.cpu", defaults={"accelerator": "cpu"})
-    Invitation.objects.create(
+    invitation = Invitation.objects.create(
         prefix=f"invited{number}", digest=64 * "0", region=region, role="node", count=2, left=1, created_by="operator",
-        created_at=NOW, expires_at=NOW,
+        created_at=NOW, expires_at=NOW.replace(year=NOW.year + 50),
     )  # fmt: skip
     cordon = Act("node.cordon", object=f"node/n-{number:08x}", changes={"asked": {"why": "fan"}})
     audit_record(actor=Actor("operator", Proof.SESSION, "127.0.0.1"), act=cordon, now=NOW)
@@ -148,7 +148,14 @@ def one_more_of_everything(number: int) -> Cell:
         changed_at=NOW,
     )
     AgentRelease.objects.create(id=f"{number:016x}", version="0.1.0", protocol=2, is_current=not number, created_at=NOW)
-    rows.machine(f"m-{number:08x}", where=region.name, provider="local", runs=f"n-{number:08x}", state="taken")
+    rows.machine(
+        f"m-{number:08x}",
+        where=region.name,
+        provider="local",
+        runs=f"n-{number:08x}",
+        state="taken",
+        invitation=invitation,
+    )
     _incidents(cell)
     Rollout.objects.create(
         deployment=deployment,

@@ -28,6 +28,7 @@ MAY_BE_EMPTY = (
     "/what-if/?factor=1.5",
     "/plan/drafts/draft-0/",
     "/nodes/n-000000aa/",
+    "/models/model-0@1/",
     "/models/model-0@1/diff/?against=model-0@1",
 )
 

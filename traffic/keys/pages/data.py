@@ -12,7 +12,7 @@ from django.db.models.functions import Coalesce
 
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from controlplane.dashboard.fragments import PageRequest
-from controlplane.dashboard.lists import Column, List
+from controlplane.dashboard.lists import Column, List, plain
 from controlplane.dashboard.snippets import snippets
 from fleet.deployments.models import Deployment
 from fleet.regions.models import Region
@@ -21,14 +21,13 @@ from traffic.keys.models import ApplicationKey, KeyPolicy
 from traffic.keys.planner import KEY_TONE, KeyState, effect_of_requiring, revoking_effect
 from traffic.keys.selectors import ingresses_waited_for, ingresses_with_keys, keys_described, keys_in_state
 from traffic.routing.models import Ingress
-from traffic.tenants.models import TenantGrant, TenantWebhook
+from traffic.tenants.models import GrantUse, TenantGrant, TenantWebhook
 from traffic.usage.models import COUNTS, Budget, UsageHour
 from traffic.usage.planning.counting import BudgetUnit, month_of
 from traffic.usage.selectors import BudgetView, budget_views
 
 KEYS_SHOWN = 100
 HOURS_SHOWN = 48
-ROWS_SHOWN = 200
 HOUR_S = 3600
 
 
@@ -72,17 +71,22 @@ class IngressKeys:
     wanted: int
 
     @property
-    def is_current(self) -> bool:
-        return self.version >= self.wanted
+    def state(self) -> str:
+        if self.version >= self.wanted:
+            return "current"
+        return "behind" if getattr(self.ingress, "connected", False) else "not connected"
+
+    @property
+    def tone(self) -> Tone:
+        return {"current": Tone.OK, "behind": Tone.MOVING}.get(self.state, Tone.WARN)
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyView:
-    """Whether keys are required, the effect of changing that, what ingresses enforce, and past revocation times."""
+    """Whether keys are required, the effect of changing that, and past revocation times."""
 
     required: bool
     effect: str
-    ingresses: tuple[IngressKeys, ...]
     last_lag_s: float | None
     worst_lag_s: float | None
     revocations: int
@@ -128,12 +132,53 @@ KEY_LIST: List[KeyRow] = List(
 )
 
 
-def tenant_grant_rows() -> tuple[TenantGrant, ...]:
-    return tuple(TenantGrant.objects.all()[:ROWS_SHOWN])
-
-
-def tenant_webhook_rows() -> tuple[TenantWebhook, ...]:
-    return tuple(TenantWebhook.objects.order_by("tenant", "id")[:ROWS_SHOWN])
+TENANT_GRANT_LIST: List[TenantGrant] = List(
+    name="grants-of-tenants",
+    prefix="grants-",
+    columns=(
+        plain("target", "Host or place"),
+        plain("tenant", "Tenant"),
+        plain("use", "Use", choices=GrantUse),
+        plain("region", "Region", "wide"),
+        plain("actor", "Granted by", "wide"),
+        plain("created_at", "Since", "number wide"),
+    ),
+    query=lambda request: TenantGrant.objects.all(),
+    order=("tenant", "use", "target", "id"),
+    find=("tenant", "target", "actor"),
+)
+TENANT_WEBHOOK_LIST: List[TenantWebhook] = List(
+    name="webhooks-of-tenants",
+    prefix="webhooks-",
+    columns=(
+        Column("url", "Address", lambda row: row.shown_url),
+        Column("tenant", "Tenant", lambda row: row.tenant),
+        Column("events", "Events", lambda row: ", ".join(row.events), css="wide"),
+        Column("actor", "Added by", lambda row: row.actor, css="wide"),
+        Column("since", "Since", lambda row: row.created_at, css="number wide", is_newest_first=True),
+    ),
+    query=lambda request: TenantWebhook.objects.all(),
+    order=("tenant", "id"),
+    find=("url", "tenant", "events", "actor"),
+    by_value=True,
+)
+"""By value, so that a search never compares the secret parts of a URL."""
+INGRESS_KEYS_LIST: List[IngressKeys] = List(
+    name="keys-on-ingresses",
+    prefix="ingresses-",
+    columns=(
+        Column("ingress", "Ingress", lambda row: row.ingress.pk),
+        Column("region", "Region", lambda row: row.ingress.region_id),
+        Column("keys", "Keys", lambda row: row.state, choices=("current", "behind", "not connected")),
+        Column("enforced", "Version enforced", lambda row: row.version, css="number"),
+        Column("wanted", "Version wanted", lambda row: row.wanted, css="number"),
+    ),
+    query=lambda request: ingresses_with_keys(),
+    rows=lambda rows, now: [IngressKeys(row, row.version, row.wanted_version) for row in rows],
+    order=("region_id", "id"),
+    find=("ingress", "region"),
+    by_value=True,
+)
 
 
 def key_tenants() -> Iterable[str]:
@@ -194,13 +239,11 @@ def policy_view(now: datetime) -> PolicyView:
     policy = KeyPolicy.objects.first()
     required = policy.required if policy else False
     active = keys_in_state(ApplicationKey.objects.all(), KeyState.ACTIVE, now).count()
-    ingresses: QuerySet[Any] = ingresses_with_keys().order_by("region_id", "id")
     confirmed = ApplicationKey.objects.filter(refused_everywhere_at__isnull=False).order_by("-refused_everywhere_at")
     lags = [key.revocation_lag_s or 0.0 for key in confirmed[:100]]
     return PolicyView(
         required=required,
         effect=effect_of_requiring(required=required, active_keys=active),
-        ingresses=tuple(IngressKeys(row, row.version, row.wanted_version) for row in ingresses),
         last_lag_s=lags[0] if lags else None,
         worst_lag_s=max(lags) if lags else None,
         revocations=len(lags),

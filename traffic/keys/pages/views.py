@@ -38,7 +38,10 @@ from kernel.access import Role
 from traffic.keys.api import ChangeKeySerializer, CreateKeySerializer
 from traffic.keys.models import ApplicationKey
 from traffic.keys.pages.data import (
+    INGRESS_KEYS_LIST,
     KEY_LIST,
+    TENANT_GRANT_LIST,
+    TENANT_WEBHOOK_LIST,
     KeyDetail,
     KeyUse,
     PolicyView,
@@ -48,8 +51,6 @@ from traffic.keys.pages.data import (
     key_use,
     policy_view,
     tenant_chart,
-    tenant_grant_rows,
-    tenant_webhook_rows,
     usage_rows,
 )
 from traffic.keys.planner import LIMITS, KeyState
@@ -143,19 +144,26 @@ KEYS = Page(
             "Grants of tenants",
             ("keys",),
             "traffic/keys/grants.html",
-            lambda _: tenant_grant_rows(),
+            TENANT_GRANT_LIST.page,
         ),
         Fragment(
             "keys-webhooks",
             "Webhooks of tenants",
             ("keys",),
             "traffic/keys/webhooks.html",
-            lambda _: tenant_webhook_rows(),
+            TENANT_WEBHOOK_LIST.page,
         ),
         Fragment("keys-policy", "Key policy", ("keys", "traffic"), "traffic/keys/policy.html", _key_policy_view),
+        Fragment(
+            "keys-ingresses",
+            "Keys on ingresses",
+            ("keys", "traffic"),
+            "traffic/keys/ingresses.html",
+            INGRESS_KEYS_LIST.page,
+        ),
     ),
     narrow=_filter,
-    lists=(KEY_LIST,),
+    lists=(KEY_LIST, TENANT_GRANT_LIST, TENANT_WEBHOOK_LIST, INGRESS_KEYS_LIST),
 )
 
 KEY = Page(

@@ -1,24 +1,25 @@
 """Data of the traffic pages: share matrices, history, overrides with their effects, and the form that fixes shares."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import ceil
 from typing import Any
 
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Series
+from controlplane.dashboard.lists import Column, List
 from fleet.deployments.models import Deployment
 from kernel.tones import Tone
 from traffic.async_requests.selectors import ingress_addresses_by_region
 from traffic.region_shares.models import TrafficMatrix, TrafficOverride, TrafficShift
 from traffic.region_shares.planning.autopilot import OverrideEffect, RegionEffect, ShiftKind
-from traffic.region_shares.planning.policy import MOST_UTILISED
+from traffic.region_shares.planning.policy import MOST_UTILISED, OverrideKind
 from traffic.region_shares.selectors import active_overrides
 from traffic.region_shares.services.autopilot import SHIFT_TONE
 from traffic.region_shares.services.overrides import describe_override
 
-SHIFTS_SHOWN = 20
+MOVED = "Share of all requests that went to another region"
 HEAT_STEPS = 10
 STEP_S = 60
 STEPS = 6 * 60
@@ -104,19 +105,49 @@ def matrix_tables() -> tuple[MatrixTable, ...]:
     return tuple(_matrix_table(name, row) for name, row in matrices if row is not None and row.shares)
 
 
-def shift_rows(*, limit: int = SHIFTS_SHOWN) -> tuple[ShiftRow, ...]:
-    """Returns the last changes of all deployments, newest first."""
-    return tuple(
-        ShiftRow(shift, SHIFT_TONE[ShiftKind(shift.kind)], 100 * shift.moved)
-        for shift in TrafficShift.objects.order_by("-id")[:limit]
-    )
+def _shift_rows(shifts: Sequence[TrafficShift], now: datetime) -> list[ShiftRow]:
+    return [ShiftRow(shift, SHIFT_TONE[ShiftKind(shift.kind)], 100 * shift.moved) for shift in shifts]
 
 
-def overrides_in_force(*, now: datetime) -> tuple[OverrideRow, ...]:
-    return tuple(
+def _override_rows(overrides: Sequence[TrafficOverride], now: datetime) -> list[OverrideRow]:
+    return [
         OverrideRow(override, describe_override(override), (override.expires_at - now).total_seconds())
-        for override in active_overrides(now)
-    )
+        for override in overrides
+    ]
+
+
+SHIFT_LIST: List[ShiftRow] = List(
+    name="changes-of-shares",
+    prefix="shifts-",
+    columns=(
+        Column("deployment", "Deployment", lambda row: row.shift.deployment_id, ("deployment_id",)),
+        Column("kind", "Kind", lambda row: row.shift.kind, ("kind",), choices=tuple(ShiftKind)),
+        Column("reason", "Reason", lambda row: row.shift.reason, ("reason",)),
+        Column("moved", "Moved", lambda row: row.moved_percent, ("moved",), "number", MOVED, is_newest_first=True),
+        Column("at", "When", lambda row: row.shift.at, ("at",), "number", is_newest_first=True),
+    ),
+    query=lambda request: TrafficShift.objects.all(),
+    rows=_shift_rows,
+    order=("-id",),
+    find=("deployment__name", "reason"),
+)
+OVERRIDE_LIST: List[OverrideRow] = List(
+    name="overrides",
+    prefix="overrides-",
+    columns=(
+        Column("override", "Override", lambda row: row.description),
+        Column("kind", "Kind", lambda row: row.override.kind, css="wide", choices=tuple(OverrideKind)),
+        Column("why", "Reason", lambda row: row.override.why),
+        Column("actor", "By", lambda row: row.override.actor, css="wide"),
+        Column("since", "Since", lambda row: row.override.created_at, css="number wide", is_newest_first=True),
+        Column("ends", "Ends", lambda row: row.override.expires_at, css="number"),
+    ),
+    query=lambda request: active_overrides(request.now),
+    rows=_override_rows,
+    order=("id",),
+    find=("override", "why", "actor"),
+    by_value=True,
+)
 
 
 def effect_tables(effects: Iterable[OverrideEffect], cap: float = MOST_UTILISED) -> tuple[EffectTable, ...]:

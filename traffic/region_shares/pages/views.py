@@ -27,13 +27,13 @@ from fleet.regions.models import Region
 from kernel.refusals import InvalidInput
 from traffic.region_shares.models import TrafficOverride
 from traffic.region_shares.pages.data import (
+    OVERRIDE_LIST,
+    SHIFT_LIST,
     SharesForm,
     effect_tables,
     matrix_tables,
-    overrides_in_force,
     share_charts,
     shares_form,
-    shift_rows,
 )
 from traffic.region_shares.planning.policy import EvacuationMode
 from traffic.region_shares.selectors import override_effects
@@ -46,11 +46,10 @@ from traffic.region_shares.services.overrides import (
     shares_request,
 )
 from traffic.routing.pages import (
-    CertificateRow,
-    certificate_rows,
+    CERTIFICATE_LIST,
+    INGRESS_LIST,
+    TABLE_LIST,
     entry_rows,
-    ingress_rows,
-    table_rows,
 )
 
 PREVIEWED_S = 3600
@@ -58,10 +57,6 @@ PREVIEWED_S = 3600
 MAX_MINUTES_DIGITS = 6
 SHARE = "share-"
 """Field names have this prefix before the region; the value is its share in per cent."""
-
-
-def _certificates(request: PageRequest) -> tuple[CertificateRow, ...] | None:
-    return certificate_rows(now=request.now) if request.caller.access.operate else None
 
 
 def _fragment(name: str, title: str, template: str, load: Callable[[PageRequest], object]) -> Fragment:
@@ -78,7 +73,7 @@ TRAFFIC = Page(
             "overrides",
             "Overrides in force",
             "traffic/region_shares/overrides.html",
-            lambda request: overrides_in_force(now=request.now),
+            OVERRIDE_LIST.page,
         ),
         _fragment(
             "history",
@@ -91,12 +86,15 @@ TRAFFIC = Page(
             "ingresses",
             "Ingresses",
             "traffic/routing/ingresses.html",
-            lambda request: ingress_rows(now=request.now),
+            INGRESS_LIST.page,
         ),
-        _fragment("certificates", "Certificates for applications", "traffic/routing/certificates.html", _certificates),
-        _fragment("shifts", "Changes of shares", "traffic/region_shares/shifts.html", lambda _: shift_rows()),
-        _fragment("tables", "Published routing tables", "traffic/routing/tables.html", lambda _: table_rows()),
+        _fragment(
+            "certificates", "Certificates for applications", "traffic/routing/certificates.html", CERTIFICATE_LIST.page
+        ),
+        _fragment("shifts", "Changes of shares", "traffic/region_shares/shifts.html", SHIFT_LIST.page),
+        _fragment("tables", "Published routing tables", "traffic/routing/tables.html", TABLE_LIST.page),
     ),
+    lists=(OVERRIDE_LIST, INGRESS_LIST, CERTIFICATE_LIST, SHIFT_LIST, TABLE_LIST),
 )
 
 

@@ -1,7 +1,7 @@
 """Cost and power page: cost, energy and emissions in total and per million tokens, by group, with the source of each
 number; rates for admins."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
@@ -31,7 +31,6 @@ from traffic.usage.pages.usage import ROWS_READ, Span, first_step, place_of, spa
 from traffic.usage.planning.figures import FIGURES, CostRow, CostSums, UsageQuery
 from traffic.usage.selectors import BatchPrice, TokenWeight, batch_price, cost_answer, cost_rows, token_weights
 
-RATES_SHOWN = 50
 GROUPS = (
     ("version,type", "by version and type"), ("region", "by region"), ("deployment", "by deployment"),
     ("tenant", "by tenant"), ("class", "by class"), ("tenant,class", "by tenant and class"), ("adapter", "by adapter"),
@@ -214,11 +213,25 @@ def weight_lines(now: datetime) -> tuple[WeightLine, ...]:
     )
 
 
-def rate_rows(now: datetime) -> tuple[tuple[Rate, str, str], ...]:
-    """Returns rates, latest first, with their kind as text and whether they are `in force`, `later` or `past`."""
-    rows = list(Rate.objects.order_by("-valid_from", "-id")[:RATES_SHOWN])
-    states = dated_states(rows, lambda row: (row.kind, row.subject, row.region, row.market), now)
-    return tuple((row, row.kind.replace("_", " "), states[row.pk]) for row in rows)
+@dataclass(frozen=True, slots=True)
+class RateRow:
+    """`state`: `in force`, `later` or `past`."""
+
+    rate: Rate
+    state: str
+
+    @property
+    def kind(self) -> str:
+        return self.rate.kind.replace("_", " ")
+
+    @property
+    def tone(self) -> Tone:
+        return {"in force": Tone.OK, "later": Tone.MOVING}.get(self.state, Tone.IDLE)
+
+
+def _rate_rows(rates: Sequence[Rate], now: datetime) -> list[RateRow]:
+    states = dated_states(rates, lambda row: (row.kind, row.subject, row.region, row.market), now)
+    return [RateRow(row, states[row.pk]) for row in rates]
 
 
 def _view(request: PageRequest) -> CostView:
@@ -265,8 +278,6 @@ def _cost_list(request: PageRequest) -> List[CostLine]:
             Column("known", "Known", lambda row: row.known, css="wide"),
         ),
         query=_named,
-        rows=lambda lines, now: lines,
-        order=(),
         filters=("q", "deployment", "region"),
         by_value=True,
     )
@@ -295,9 +306,8 @@ def _filter(request: PageRequest) -> Filter:
     )  # fmt: skip
 
 
-def _rates(request: PageRequest) -> dict[str, Any]:
+def _rate_form(_: PageRequest) -> dict[str, Any]:
     return {
-        "rows": rate_rows(request.now),
         "kinds": [(kind.value, kind.value.replace("_", " ")) for kind in RateKind],
         "types": instance_type_names(),
         "regions": Region.objects.values_list("name", flat=True),
@@ -306,8 +316,43 @@ def _rates(request: PageRequest) -> dict[str, Any]:
     }
 
 
-def _weights(request: PageRequest) -> tuple[WeightLine, ...]:
-    return weight_lines(request.now)
+RATE_LIST: List[RateRow] = List(
+    name="rates",
+    prefix="rates-",
+    columns=(
+        Column("kind", "Rate", lambda row: row.kind, choices=tuple(kind.value.replace("_", " ") for kind in RateKind)),
+        Column("subject", "Of", lambda row: f"{row.rate.subject} {row.rate.market}".strip()),
+        Column("region", "Region", lambda row: row.rate.region or "every region", css="wide"),
+        Column("from", "From, UTC", lambda row: row.rate.valid_from, css="wide", is_newest_first=True),
+        Column("state", "State", lambda row: row.state, choices=("in force", "later", "past")),
+        Column("value", "Value", lambda row: row.rate.value, css="number", is_newest_first=True),
+        Column("actor", "Set by", lambda row: row.rate.actor, css="wide"),
+    ),
+    query=lambda request: Rate.objects.all(),
+    rows=_rate_rows,
+    order=("-valid_from", "-id"),
+    find=("subject", "region", "actor"),
+    by_value=True,
+    above=_rate_form,
+)
+WEIGHT_LIST: List[WeightLine] = List(
+    name="token-weights",
+    prefix="weights-",
+    columns=(
+        Column("version", "Version", lambda row: row.weight.version),
+        Column("type", "Type", lambda row: row.weight.instance_type, css="wide"),
+        Column("cached", "Cached", lambda row: row.weight.cached, css="number"),
+        Column("completion", "Completion", lambda row: row.weight.completion, css="number", is_newest_first=True),
+        Column("known", "Known", lambda row: row.known.label),
+        Column("step", "Step, ms", lambda row: row.step_ms, css="number wide", is_newest_first=True),
+        Column("error", "Error", lambda row: row.error_percent, css="number wide", is_newest_first=True),
+        Column("looks", "Looks", lambda row: row.weight.fit and row.weight.fit.samples, css="number wide"),
+        Column("nodes", "Nodes", lambda row: row.weight.fit and row.weight.fit.nodes, css="number wide"),
+    ),
+    query=lambda request: weight_lines(request.now),
+    find=("version", "type"),
+    by_value=True,
+)
 
 
 COSTS = Page(
@@ -317,11 +362,13 @@ COSTS = Page(
     ranges=OF_USAGE,
     fragments=(
         Fragment("costs", "", ("usage",), "traffic/usage/costs.html", _costs),
-        Fragment("weights", "Token weights", ("usage",), "traffic/usage/weights.html", _weights),
-        Fragment("rates", "Rates of machines, power and tokens", ("usage",), "traffic/usage/rates.html", _rates),
+        Fragment("weights", "Token weights", ("usage",), "traffic/usage/weights.html", WEIGHT_LIST.page),
+        Fragment(
+            "rates", "Rates of machines, power and tokens", ("usage",), "traffic/usage/rates.html", RATE_LIST.page
+        ),
     ),
     narrow=_filter,
-    lists=(CostExport(),),
+    lists=(CostExport(), WEIGHT_LIST, RATE_LIST),
 )
 
 COSTS_PAGE = page_target("costs", "costs")

@@ -17,7 +17,7 @@ from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from controlplane.dashboard.choices import choose, choose_deployment
 from controlplane.dashboard.events import marked
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
-from controlplane.dashboard.lists import Column, List, ListPage
+from controlplane.dashboard.lists import MAX_EXPORTED, Column, List, ListPage
 from fleet.deployments.models import Deployment
 from kernel.access import Role
 from kernel.time_ranges import OF_USAGE, TimeRange
@@ -29,6 +29,7 @@ from traffic.usage.models import Budget, CellHour
 from traffic.usage.planning.figures import By, UsageQuery
 from traffic.usage.planning.prices import TokenPrice
 from traffic.usage.selectors import (
+    BUDGET_STATES,
     BudgetView,
     UsageRow,
     budget_views,
@@ -218,23 +219,6 @@ def usage_tenants() -> list[str]:
     return list(ApplicationKey.objects.order_by("tenant").values_list("tenant", flat=True).distinct())
 
 
-@dataclass(frozen=True, slots=True)
-class KeptResponsesView:
-    """`rows` by size; `more`: there are more tenants. `most` and `most_size` are the limits of each tenant."""
-
-    rows: tuple[KeptOfTenant, ...]
-    more: bool
-    most: int
-    most_size: int
-
-
-def kept_responses_view(*, tenant: str) -> KeptResponsesView:
-    rows, settings = kept_by_tenant(most=ROWS_SHOWN + 1, tenant=tenant), store_settings()
-    more = len(rows) > ROWS_SHOWN
-    shown = tuple(rows[:ROWS_SHOWN])
-    return KeptResponsesView(shown, more, settings.max_kept_per_tenant, settings.max_kept_bytes_per_tenant)
-
-
 def _view(request: PageRequest) -> UsageView:
     return usage_view(
         span=span_of(request.span),
@@ -274,8 +258,6 @@ TENANT_LIST: List[UsageLine] = List(
         _number("budget", "Budget", lambda row: row.budget.percent if row.budget else None, "number wide"),
     ),
     query=lambda request: _named(request.once(_view).tenants, request),
-    rows=lambda lines, now: lines,
-    order=(),
     filters=FILTERS,
     by_value=True,
 )
@@ -293,8 +275,6 @@ DEPLOYMENT_LIST: List[UsageLine] = List(
         _number("idle", "Idle", lambda row: row.idle, "number wide"),
     ),
     query=lambda request: _named(request.once(_view).deployments, request),
-    rows=lambda lines, now: lines,
-    order=(),
     filters=FILTERS,
     by_value=True,
 )
@@ -322,15 +302,36 @@ def _filter(request: PageRequest) -> Filter:
     )
 
 
-def _budgets(request: PageRequest) -> dict[str, Any]:
-    return {
-        "rows": budget_views(request.now),
-        "deployments": Deployment.objects.order_by("name").values_list("name", flat=True),
-    }
-
-
-def _responses(request: PageRequest) -> KeptResponsesView:
-    return kept_responses_view(tenant=request.text("tenant"))
+BUDGET_LIST: List[BudgetView] = List(
+    name="budgets",
+    prefix="budgets-",
+    columns=(
+        Column("subject", "Budget of", lambda row: row.budget.subject),
+        Column("state", "State", lambda row: row.state, choices=BUDGET_STATES),
+        Column("percent", "Used", lambda row: row.percent, css="number", is_newest_first=True),
+        Column("used", "This month", lambda row: row.used, css="number wide"),
+        Column("stop", "At 100 %", lambda row: "keys refused" if row.budget.hard_stop else "alert only", css="wide"),
+    ),
+    query=lambda request: budget_views(request.now),
+    find=("subject",),
+    by_value=True,
+    above=lambda request: Deployment.objects.order_by("name").values_list("name", flat=True),
+)
+RESPONSE_LIST: List[KeptOfTenant] = List(
+    name="kept-responses",
+    prefix="responses-",
+    columns=(
+        Column("tenant", "Tenant", lambda row: row.tenant),
+        Column("responses", "Responses", lambda row: row.responses, css="number", is_newest_first=True),
+        Column("size", "Size", lambda row: row.size, css="number", is_newest_first=True),
+        Column("oldest", "Oldest", lambda row: row.oldest_at, css="wide"),
+    ),
+    query=lambda request: kept_by_tenant(most=MAX_EXPORTED, tenant=request.text("tenant")),
+    find=("tenant",),
+    filters=("tenant",),
+    by_value=True,
+    above=lambda request: store_settings(),
+)
 
 
 USAGE = Page(
@@ -340,11 +341,11 @@ USAGE = Page(
     ranges=OF_USAGE,
     fragments=(
         Fragment("usage", "", ("usage",), "traffic/usage/usage.html", _usage),
-        Fragment("usage-budgets", "Budgets of this month", ("usage",), "traffic/usage/budgets.html", _budgets),
-        Fragment("usage-responses", "Kept responses", ("usage",), "traffic/usage/responses.html", _responses),
+        Fragment("usage-budgets", "Budgets of this month", ("usage",), "traffic/usage/budgets.html", BUDGET_LIST.page),
+        Fragment("usage-responses", "Kept responses", ("usage",), "traffic/usage/responses.html", RESPONSE_LIST.page),
     ),
     narrow=_filter,
-    lists=(TENANT_LIST, DEPLOYMENT_LIST),
+    lists=(TENANT_LIST, DEPLOYMENT_LIST, BUDGET_LIST, RESPONSE_LIST),
 )
 
 USAGE_PAGE = page_target("usage", "usage")
