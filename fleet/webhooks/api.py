@@ -12,10 +12,11 @@ from rest_framework.response import Response
 
 from fleet.reconcile.planning.states import choices
 from fleet.webhooks.models import Webhook, WebhookDelivery
-from fleet.webhooks.planner import DeliveryState, RefusedUrl, WebhookEvent, WebhookFormat, parse_url
+from fleet.webhooks.planner import DeliveryState, WebhookEvent, WebhookFormat
 from fleet.webhooks.services import webhook_change, webhook_create, webhook_delete, webhook_test
 from kernel import clock
 from kernel.access import Role
+from kernel.outbound import RefusedUrl, parse_url
 from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
 from kernel.tones import Tone

@@ -6,7 +6,8 @@ import secrets
 from django.db import models
 
 from fleet.reconcile.planning.states import choices
-from fleet.webhooks.planner import DELIVERY_TONE, DeliveryState, WebhookFormat, shown_url
+from fleet.webhooks.planner import DELIVERY_TONE, DeliveryState, WebhookFormat
+from kernel.outbound import shown_url
 from kernel.tones import Tone
 
 

@@ -17,6 +17,7 @@ from datetime import datetime, timedelta
 from functools import cache, partial
 from typing import Any
 
+from asgiref.sync import async_to_sync
 from django.conf import settings as django_settings
 from django.db import transaction
 from django.db.models import CharField, F, Func, Min, Q, QuerySet, Value
@@ -26,27 +27,23 @@ from accounts.models import Approval
 from fleet.webhooks.models import Webhook, WebhookDelivery
 from fleet.webhooks.planner import (
     DeliveryState,
-    RefusedUrl,
-    Target,
     WebhookEvent,
     WebhookFormat,
     WebhookSettings,
-    choose_address,
     is_subscribed,
     json_message,
-    parse_networks,
-    parse_url,
     retry_after_s,
     signature,
     slack_message,
     standard_headers,
     standard_message,
-    without_path,
 )
 from kernel import clock, live
 from kernel.events import event_record
 from kernel.lease_loop import LeaseLoop, in_thread
 from kernel.metrics import WEBHOOK_ATTEMPTS
+from kernel.outbound import RefusedUrl, Target, choose_address, parse_networks, parse_url, without_path
+from kernel.outside_transaction import run_outside_transaction
 from kernel.refusals import Conflict
 from kernel.sanitize import json_without_nul
 from kernel.tones import Tone
@@ -189,7 +186,7 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], settings: Webh
     try:
         async with asyncio.timeout(settings.limit_s):
             target = parse_url(url)
-            address = choose_address(target, await _resolve(target), settings)
+            address = choose_address(target, await _resolve(target), settings.allowed)
             return await _exchange(target, address, body, headers, settings)
     except RefusedUrl as refusal:
         return AttemptResult(None, f"refused: {refusal}")
@@ -287,6 +284,18 @@ def _result_of(response: bytes) -> AttemptResult:
         return AttemptResult(status, f"answered {status}; redirects are not followed")
     quoted = body[:REASON_LETTERS].decode("utf-8", "replace").replace("\x00", "").strip()
     return AttemptResult(status, f"answered {status}" + (f": {quoted}" if quoted else ""))
+
+
+def webhook_try(*, url: str, kind: WebhookFormat, secret: str, actor: str, now: datetime) -> AttemptResult:
+    """Sends one test message now, and returns what the receiver said. It follows the rules of all messages, and is
+    neither retried nor stored. The event is recorded, because the message leaves this installation."""
+    hook = Webhook(name="test", url=url, secret=secret, format=kind)
+    delivery = WebhookDelivery(pk=0, webhook=hook, event=WebhookEvent.TEST, body={"asked_by": actor}, created_at=now)
+    key = ("webhook", url, kind, secret)
+    attempt = partial(_send, delivery, int(now.timestamp()), webhook_settings())
+    result = run_outside_transaction(key, async_to_sync(attempt))
+    _webhook_event(hook, "tested", actor, now)
+    return result
 
 
 KEPT = timedelta(days=30)

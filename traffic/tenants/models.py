@@ -6,7 +6,8 @@ from enum import StrEnum
 
 from django.db import models
 
-from fleet.webhooks.planner import SECRET_PREFIX, shown_url
+from fleet.webhooks.planner import SECRET_PREFIX
+from kernel.outbound import shown_url
 from traffic.tenants.planner import ObjectUri, parse_object_uri
 
 SECRET_BYTES = 32

@@ -7,7 +7,7 @@ from datetime import datetime
 from django.db.models import Q
 
 from engine_agent.protocol.states import ServingClass
-from fleet.webhooks.planner import host_of, parse_url
+from kernel.outbound import host_of, parse_url
 from kernel.secrets import secret_matches, secret_prefix
 from traffic.keys.models import ApplicationKey
 from traffic.keys.planner import KeyState

@@ -12,19 +12,11 @@ from django.db import transaction
 
 from fleet.clouds.aws.objects import bucket_region
 from fleet.webhooks.models import WebhookDelivery
-from fleet.webhooks.planner import (
-    DeliveryState,
-    RefusedUrl,
-    WebhookSettings,
-    check_url,
-    host_of,
-    is_subscribed,
-    parse_networks,
-    parse_url,
-)
+from fleet.webhooks.planner import DeliveryState, is_subscribed
 from fleet.webhooks.services import deliveries_give_up, delivery_create_to
 from kernel import live
 from kernel.events import event_record
+from kernel.outbound import RefusedUrl, check_url, host_of, parse_networks, parse_url
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from traffic.async_requests.models import AsyncRequest
@@ -187,10 +179,10 @@ def tenant_webhooks_notify(*, tenant: str, event: BatchEvent, batch_id: str, now
 
 
 def _check_callback_url(tenant: str, url: str) -> None:
-    settings = WebhookSettings(allowed=parse_networks(django_settings.WEBHOOK_NETWORKS))
+    allowed = parse_networks(django_settings.WEBHOOK_NETWORKS)
     try:
-        check_url(url, settings)
-        if parse_url(url).scheme != "https" and not settings.allowed:
+        check_url(url, allowed)
+        if parse_url(url).scheme != "https" and not allowed:
             raise RefusedUrl("must be https")
         if refusal := callback_refusal(tenant, url):
             raise RefusedUrl(refusal)

@@ -14,9 +14,10 @@ from asgiref.sync import async_to_sync
 from accounts.services.approval import ApprovalRequest, approval_reject, approval_request
 from fleet.faults.services.incidents import incident_open, incidents_close
 from fleet.webhooks.models import Webhook, WebhookDelivery
-from fleet.webhooks.planner import WebhookSettings, parse_networks, signature
+from fleet.webhooks.planner import WebhookSettings, signature
 from fleet.webhooks.services import WebhookSender, deliveries_trim, delivery_create_to
 from kernel.lease_loop import in_thread
+from kernel.outbound import parse_networks
 from tests.fleet.rows import NOW
 from tests.fleet.webhooks.receiver import Receiver, answering, deliveries_send, receiver
 

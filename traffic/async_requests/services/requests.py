@@ -17,8 +17,8 @@ from django.db.models import Q, QuerySet
 from engine_agent.protocol.request_bodies import BadRequest, check_body
 from engine_agent.protocol.request_checks import check_request
 from engine_agent.protocol.states import ServingClass
-from fleet.webhooks.planner import RefusedUrl, WebhookSettings, check_url, parse_networks
 from fleet.webhooks.services import delivery_create_to
+from kernel.outbound import RefusedUrl, check_url, parse_networks
 from traffic.async_requests.models import OPEN_STATES, AsyncRequest, new_callback_secret
 from traffic.async_requests.planner import (
     AsyncSettings,
@@ -226,11 +226,10 @@ def _checked_headers(
 
 
 def _checked_callback(tenant: str, url: str) -> dict[str, str]:
-    settings = WebhookSettings(allowed=parse_networks(django_settings.WEBHOOK_NETWORKS))
     try:
         if len(url) > MAX_URL_LETTERS:
             raise RefusedUrl(f"must be at most {MAX_URL_LETTERS} characters long")
-        check_url(url, settings)
+        check_url(url, parse_networks(django_settings.WEBHOOK_NETWORKS))
         if why := callback_refusal(tenant, url):
             raise RefusedUrl(why)
     except RefusedUrl as refusal:
