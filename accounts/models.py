@@ -157,6 +157,36 @@ class Identity(models.Model):
         return f"{self.user} at {self.issuer}"
 
 
+class IdentityProvider(models.Model):
+    """The OpenID provider that an admin has set: at most one row. `sealed_secret`: the client's secret, encrypted for
+    this issuer and client (accounts.services.identity_provider). `tenants`: group at the provider -> tenant whose page
+    its members see."""
+
+    issuer = models.CharField(
+        max_length=255, blank=True, help_text="The provider exactly as it names itself. Empty: no such login."
+    )
+    client_id = models.CharField(max_length=255, default="switchyard", help_text="Switchyard's client at the provider.")
+    sealed_secret = models.TextField(blank=True)
+    title = models.CharField(max_length=64, default="single sign-on", help_text="Its name on the login page.")
+    scopes = models.CharField(
+        max_length=255, default="openid profile email", help_text="Scopes to request; some providers need `groups`."
+    )
+    groups_claim = models.CharField(max_length=64, default="groups", help_text="Claim that lists a user's groups.")
+    admit_all = models.BooleanField(
+        default=False, help_text="Users in no mapped group are viewers; otherwise they are refused."
+    )
+    tenants = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text="Group at the provider: tenant whose page its members see, read-only and without the console.",
+    )
+    actor = models.CharField(max_length=64)
+    changed_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return self.issuer or "no identity provider"
+
+
 class LoginSession(models.Model):
     """One login in one browser. `session_key` names Django's session and is a secret, which is never shown.
     `factor_at`: when a second factor was last shown in it."""

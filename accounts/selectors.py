@@ -7,7 +7,7 @@ from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.contrib.auth.models import User
 from django.db.models import Exists, OuterRef, Q, QuerySet
 
-from accounts.models import ApiToken, Grant, GroupRole, LoginSession, SecondFactor, ServiceAccount
+from accounts.models import ApiToken, Grant, GroupRole, IdentityProvider, LoginSession, SecondFactor, ServiceAccount
 from kernel.access import Access, Known, Role, Scope
 from kernel.secrets import secret_matches, secret_prefix
 
@@ -59,8 +59,8 @@ def second_persons(requester: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Right:
-    """A right that could make a second person: an admin, a group of the identity provider whose members are admins, a
-    password (its hash, as `secret`), or a login without second factor. `taken`: the right ends; grants of deployments
+    """A right that could make a second person: an admin, the identity provider, a group of it whose members are admins,
+    a password (its hash, as `secret`), or a login without second factor. `taken`: the right ends; grants of deployments
     count only then."""
 
     kind: str
@@ -80,6 +80,7 @@ class Right:
             "admin": f"{self.name} becomes an admin",
             "claim": f"members of {self.name} at the identity provider become admins",
             "password": f"{self.name} gets a password",
+            "provider": f"the identity provider becomes {self.name}",
             "factor": f"{self.name} logs in without a second factor",
         }[self.kind]
 
@@ -88,8 +89,10 @@ def rights_without_own_password(actor: str) -> frozenset[Right]:
     """Returns all rights except the actor's own password."""
     claims = GroupRole.objects.filter(role=Role.ADMIN.value).exclude(claim="").values_list("claim", flat=True)
     passwords = User.objects.exclude(username=actor).exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
+    known = IdentityProvider.objects.exclude(issuer="").values_list("issuer", "client_id", "groups_claim")
     return frozenset(
         {
+            *(Right("provider", f"{issuer} ({client}, {claim})") for issuer, client, claim in known),
             *(Right("admin", name) for name in User.objects.filter(admins()).values_list("username", flat=True)),
             *(Right("claim", claim) for claim in claims),
             *(Right("password", name, text) for name, text in passwords.values_list("username", "password") if text),

@@ -24,13 +24,14 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_GET, require_http_methods
 
-from accounts.models import FactorKind
-from accounts.oidc import Provider, ProviderFault, login_begin, login_finish, provider
+from accounts.models import FactorKind, name_refusal
+from accounts.oidc import Claims, Provider, ProviderFault, login_begin, login_finish, provider
 from accounts.security_keys import GET, site_of
 from accounts.selectors import has_second_factor
-from accounts.services.login import FactorAttempt, LoginLimited, NotAdmitted, identity_login
+from accounts.services.identity_provider import tenants_of_groups
+from accounts.services.login import FactorAttempt, LoginLimited, NotAdmitted, NotMapped, identity_login
 from accounts.services.second_factor import Shown, factor_check, key_ceremony
-from accounts.services.session import FACTOR, METHOD
+from accounts.services.session import FACTOR, METHOD, TenantLogin, tenant_session_begin
 from kernel import clock
 
 REMEMBERED = timedelta(days=180)
@@ -173,15 +174,29 @@ def oidc_begin(request: HttpRequest) -> HttpResponse:
 def oidc_back(request: HttpRequest) -> HttpResponse:
     """The redirect from the provider: logs in, or shows the error page."""
     known = _provider()
+    now = clock.now()
     try:
         claims = login_finish(request, known)
-        user = identity_login(claims=claims, admit_all=settings.OIDC_ADMIT_ALL, now=clock.now())
+        tenants = tenants_of_groups(claims.groups)
+        try:
+            user = identity_login(claims=claims, admit_all=known.admit_all and not tenants, now=now)
+        except NotMapped:
+            if not tenants:
+                raise
+            login = TenantLogin(claims.issuer, _shown_name(claims), tuple(tenants), now.timestamp())
+            tenant_session_begin(request=request, login=login, tenants=sorted(set(tenants.values())), now=now)
+            return redirect("tenant")
     except ProviderFault as fault:
         return _refused(request, known, fault)
     except NotAdmitted as refused:
         return render(request, "accounts/refused.html", {"refused": str(refused)}, status=403)
     wanted = request.session.pop(NEXT, "")
     return admit(request, user, "oidc", wanted)
+
+
+def _shown_name(claims: Claims) -> str:
+    """A name from the provider, unless it could be mistaken for the fleet's own or has unusual characters."""
+    return claims.username if not name_refusal(claims.username) else "a user"
 
 
 def _provider() -> Provider:

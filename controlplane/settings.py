@@ -332,7 +332,8 @@ LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_TZ = True
 OIDC_ISSUER = os.environ.get("SWITCHYARD_OIDC_ISSUER", "")
-"""OpenID provider for logins, exactly as it names itself, such as `https://login.example/realms/ops`."""
+"""OpenID provider for logins, exactly as it names itself, such as `https://login.example/realms/ops`. It and the other
+variables replace the provider that an admin has set."""
 OIDC_CLIENT_ID = os.environ.get("SWITCHYARD_OIDC_CLIENT_ID", "switchyard")
 """Client id of Switchyard at the provider."""
 OIDC_CLIENT_SECRET = os.environ.get("SWITCHYARD_OIDC_CLIENT_SECRET", "")

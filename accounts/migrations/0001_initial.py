@@ -61,6 +61,22 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='IdentityProvider',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('issuer', models.CharField(blank=True, help_text='The provider exactly as it names itself. Empty: no such login.', max_length=255)),
+                ('client_id', models.CharField(default='switchyard', help_text="Switchyard's client at the provider.", max_length=255)),
+                ('sealed_secret', models.TextField(blank=True)),
+                ('title', models.CharField(default='single sign-on', help_text='Its name on the login page.', max_length=64)),
+                ('scopes', models.CharField(default='openid profile email', help_text='Scopes to request; some providers need `groups`.', max_length=255)),
+                ('groups_claim', models.CharField(default='groups', help_text="Claim that lists a user's groups.", max_length=64)),
+                ('admit_all', models.BooleanField(default=False, help_text='Users in no mapped group are viewers; otherwise they are refused.')),
+                ('tenants', models.JSONField(blank=True, default=dict, help_text='Group at the provider: tenant whose page its members see, read-only and without the console.')),
+                ('actor', models.CharField(max_length=64)),
+                ('changed_at', models.DateTimeField()),
+            ],
+        ),
+        migrations.CreateModel(
             name='ServiceAccount',
             fields=[
                 ('user', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='service_account', serialize=False, to=settings.AUTH_USER_MODEL)),

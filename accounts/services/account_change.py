@@ -1,8 +1,8 @@
 """Changes of accounts that people request, including groups and grants.
 
 While any action requires two-person approval, so do changes that could create a second person (a new admin, another
-user's password, a login without its second factor) and changes that take the role from another admin. To find them, a
-change is made and rolled back, and the rights before and after are compared."""
+user's password, a login without its second factor, another identity provider) and changes that take the role from
+another admin. To find them, a change is made and rolled back, and the rights before and after are compared."""
 
 from collections.abc import Callable, Mapping
 from datetime import datetime
@@ -14,6 +14,7 @@ from django.db import transaction
 from accounts.models import Grant, GroupRole
 from accounts.selectors import Right, rights_of_other_people, rights_without_own_password, users_with_second_factor
 from accounts.services.approval import ApprovalRequest, FleetAction, approval_request, is_two_person_rule_on
+from accounts.services.identity_provider import SealedSecret, provider_remove, provider_row, provider_set
 from accounts.services.second_factor import second_factors_remove
 from accounts.services.user import (
     HashedPassword,
@@ -101,6 +102,8 @@ def _grant_event(what: str, grant: Grant, actor: str, now: datetime) -> None:
     )
 
 
+SECRETS = frozenset({"password", "client_secret"})
+"""Fields that requests for approval keep apart, hashed or encrypted, and never show."""
 CHANGES: Mapping[str, Callable[..., Any]] = {
     "create user": user_create,
     "change user": user_change,
@@ -111,16 +114,19 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "delete group": group_delete,
     "give grant": grant_give,
     "take grant": grant_take,
+    "set identity provider": provider_set,
+    "remove identity provider": provider_remove,
 }
 
 
 class _NeedsApproval(Exception):
-    """Rolls the change back; `password` is the hash that it set, or ""."""
+    """Rolls the change back. `password`: the hash that it set, or ""; `client_secret`: the encrypted one, or ""."""
 
-    def __init__(self, rights: list[Right], password: str) -> None:
+    def __init__(self, rights: list[Right], password: str, client_secret: str) -> None:
         super().__init__()
         self.rights = rights
         self.password = password
+        self.client_secret = client_secret
 
 
 def account_change(change: str, *, actor: str, now: datetime, why: str = "", **fields: Any) -> Any:
@@ -133,8 +139,10 @@ def account_change(change: str, *, actor: str, now: datetime, why: str = "", **f
     except _NeedsApproval as found:
         name = fields.get("username") or fields.get("name") or fields.get("deployment", "")
         summary = f"{change} {name}: {', '.join(right.described for right in found.rights)}".replace(" :", ":")
-        plain = {key: part for key, part in fields.items() if key != "password"}
+        plain = {key: part for key, part in fields.items() if key not in SECRETS}
         secrets = {"password": found.password} if found.password else {}
+        if "client_secret" in fields:
+            secrets["client_secret"] = found.client_secret
         request = ApprovalRequest(summary, {"change": change, "fields": plain}, actor, now, why, secrets=secrets)
         return approval_request(ACCOUNTS.name, request)
 
@@ -151,7 +159,8 @@ def _carry_out(change: str, actor: str, now: datetime, fields: Mapping[str, Any]
     gained |= {Right("factor", name) for name in guarded - users_with_second_factor(actor)}
     if rights := sorted(gained) + sorted(others - rights_of_other_people(actor)):
         user = User.objects.filter(username=fields.get("username", "")).first() if fields.get("password") else None
-        raise _NeedsApproval(rights, user.password if user is not None else "")
+        sealed = provider_row().sealed_secret if fields.get("client_secret") else ""
+        raise _NeedsApproval(rights, user.password if user is not None else "", sealed)
     return result
 
 
@@ -161,6 +170,8 @@ def _perform(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
         fields["role"] = Role(fields["role"])
     if arguments.get("password"):
         fields["password"] = HashedPassword(arguments["password"])
+    if "client_secret" in arguments:
+        fields["client_secret"] = SealedSecret(arguments["client_secret"])
     CHANGES[arguments["change"]](actor=actor, now=now, **fields)
     return "done"
 

@@ -15,9 +15,11 @@ from django.http import HttpRequest
 
 from accounts.hashing import hash_slot
 from accounts.models import Identity, LoginFailure, name_refusal
+from accounts.selectors import admins
+from accounts.services.user import require_an_admin
 from kernel.addresses import client_network
 from kernel.events import event_record
-from kernel.refusals import Refusal
+from kernel.refusals import Conflict, Refusal
 
 LONGEST_NAME = 150
 """Django's maximum length of a user name."""
@@ -141,9 +143,14 @@ class NotAdmitted(Refusal):
     """The provider knows the user, but Switchyard rejects the login. The text is for the user."""
 
 
+class NotMapped(NotAdmitted):
+    """None of the user's groups at the provider is mapped to a group of Switchyard."""
+
+
 def identity_login(*, claims: "Claims", admit_all: bool, now: datetime) -> User:
-    """Returns the user of the claims, with the current groups at the provider. Raises NotAdmitted if the user is in no
-    mapped group (unless `admit_all`) or deactivated, or the name is taken or invalid."""
+    """Returns the user of the claims, with the current groups at the provider. Raises NotMapped if the user is in no
+    mapped group (unless `admit_all`). Raises NotAdmitted if the user is deactivated, the name is taken or invalid, or
+    no admin would be left, such as after a wrong name of the groups claim."""
     with transaction.atomic():
         known = Identity.objects.select_related("user").filter(issuer=claims.issuer, subject=claims.subject).first()
         theirs = list(Group.objects.filter(role__claim__in=claims.groups).exclude(role__claim=""))
@@ -151,13 +158,22 @@ def identity_login(*, claims: "Claims", admit_all: bool, now: datetime) -> User:
         if user is None and (theirs or admit_all):
             user = _new_user(claims, now)
         if user is not None:
-            by_hand = user.groups.filter(role__claim="")
-            user.groups.set([*by_hand, *theirs])
-    if user is None or not (theirs or admit_all or user.is_superuser or user.groups.exists()):
-        raise NotAdmitted(f"no group of {claims.username} is mapped in Switchyard; ask an admin to map one")
-    if not user.is_active:
+            _set_groups(user, theirs)
+    if user is not None and not user.is_active:
         raise NotAdmitted(f"{user.username} is deactivated; ask an admin")
+    if user is None or not (theirs or admit_all or user.is_superuser or user.groups.exists()):
+        raise NotMapped(f"no group of {claims.username} is mapped in Switchyard; ask an admin to map one")
     return user
+
+
+def _set_groups(user: User, theirs: list[Group]) -> None:
+    was_admin = User.objects.filter(admins(), pk=user.pk).exists()
+    user.groups.set([*user.groups.filter(role__claim=""), *theirs])
+    if was_admin and not User.objects.filter(admins(), pk=user.pk).exists():
+        try:
+            require_an_admin()
+        except Conflict as conflict:
+            raise NotAdmitted(f"the provider lists no group that makes you an admin: {conflict}") from None
 
 
 def _new_user(claims: "Claims", now: datetime) -> User:

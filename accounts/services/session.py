@@ -1,11 +1,13 @@
 """Lists and ends logins. A session without a row in Django's table is rejected. A session ends when it is unused for a
 while or reaches its maximum lifetime."""
 
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from typing import Any
 
 from django.conf import settings
+from django.contrib.auth import logout
 from django.contrib.auth.models import User
 from django.contrib.auth.signals import user_logged_in, user_logged_out
 from django.db import transaction
@@ -92,6 +94,45 @@ def sessions_end(*, user: User, actor: str, now: datetime) -> int:
         message = f"{len(keys)} sessions of {user.get_username()} ended by {actor}"
         event_record(kind="session.ended", message=message, now=now, actor=actor)
     return len(keys)
+
+
+TENANT_LOGIN = "_tenant_login"
+TENANT_LASTS_S = 8 * 3600.0
+"""A working day. The provider's groups are read again at the next login."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantLogin:
+    """A login for the page of a tenant, without a user of the console. `groups`: those at the provider that were mapped
+    to tenants; the mapping is read again at each request."""
+
+    issuer: str
+    name: str
+    groups: tuple[str, ...]
+    began_s: float
+
+
+def tenant_session_begin(*, request: HttpRequest, login: TenantLogin, tenants: list[str], now: datetime) -> None:
+    """Begin a session that opens pages of tenants only. A session of the console in this browser ends."""
+    logout(request)
+    request.session[TENANT_LOGIN] = asdict(login)
+    message = f"{login.name} logged in by {login.issuer} for {', '.join(tenants)}"
+    event_record(kind="tenant.login", message=message, now=now, actor="tenant", detail={"tenants": tenants})
+
+
+def tenant_session_end(*, request: HttpRequest) -> None:
+    request.session.pop(TENANT_LOGIN, None)
+
+
+def tenant_login_of(request: HttpRequest, issuer: str, now: datetime) -> TenantLogin | None:
+    """Returns the login for tenants in this session. None without one, after `TENANT_LASTS_S`, or if the provider is no
+    longer `issuer`."""
+    stored = request.session.get(TENANT_LOGIN)
+    if not isinstance(stored, dict):
+        return None
+    login = TenantLogin(stored["issuer"], stored["name"], tuple(stored["groups"]), stored["began_s"])
+    is_valid = bool(issuer) and login.issuer == issuer and 0 <= now.timestamp() - login.began_s < TENANT_LASTS_S
+    return login if is_valid else None
 
 
 def session_forget(*, session_key: str | None) -> None:

@@ -153,16 +153,21 @@ def _new_user(username: str, email: str, groups: Iterable[str]) -> User:
     return user
 
 
+def password_check(password: str, user: User) -> None:
+    """Raises InvalidInput for a weak password."""
+    try:
+        validate_password(password, user)
+    except ValidationError as weak:
+        raise InvalidInput(field="password", rule="strong", message=" ".join(weak.messages)) from None
+
+
 def _set_password(user: User, password: str) -> None:
     if not password:
         user.set_unusable_password()
     elif isinstance(password, HashedPassword):
         user.password = str(password)
     else:
-        try:
-            validate_password(password, user)
-        except ValidationError as weak:
-            raise InvalidInput(field="password", rule="strong", message=" ".join(weak.messages)) from None
+        password_check(password, user)
         user.set_password(password)
     user.save(update_fields=["password"])
 

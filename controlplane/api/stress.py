@@ -8,7 +8,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.api.apply.documents import DocumentSerializer, documents_of
+from controlplane.api.apply.documents import DocumentSerializer, documents_of, role_to_preview
 from controlplane.api.apply.execution import Requester, documents_preview
 from controlplane.api.apply.planning import Document
 from controlplane.api.apply.view import DEPLOYMENT, PreviewDocumentsSerializer, or_refused
@@ -124,6 +124,7 @@ class WhatIfViewSet(ViewSet):
         role. With `simulate`, 503 with `Retry-After` as for a plan."""
         asked = body_of(request, WhatIfSerializer)
         documents = documents_of(_documents(request, asked))
+        require(request, role_to_preview(documents))
         now = clock.now()
         requester = Requester(actor=actor_of(request), why="", now=now)
         load = _load_after(documents, requester) if documents else None

@@ -32,7 +32,7 @@ MAX_TEXT = 500
 MAX_SECRET = 128
 MAX_SEEN = 20_000
 """Characters of the stored values that a form was opened with."""
-SECRETS = ("password", "old_password", "new_password", "one_time_code", "credential", "secret")
+SECRETS = ("password", "old_password", "new_password", "one_time_code", "credential", "secret", "client_secret")
 
 
 @dataclass(frozen=True, slots=True)

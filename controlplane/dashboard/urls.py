@@ -11,6 +11,14 @@ from controlplane.dashboard.overview import OVERVIEW
 from controlplane.dashboard.playground import PLAYGROUND, playground_chat, playground_code
 from controlplane.dashboard.settings import second_factor
 from controlplane.dashboard.settings import views as settings
+from controlplane.dashboard.settings.single_sign_on import identity_provider_remove, identity_provider_try
+from controlplane.dashboard.settings.wizards import (
+    GROUP_WIZARD,
+    PROVIDER_WIZARD,
+    USER_WIZARD,
+    WEBHOOK_CHANGE_WIZARD,
+    WEBHOOK_WIZARD,
+)
 from controlplane.dashboard.shell import SEARCH, SHELL
 from controlplane.dashboard.wizard_pages import wizard_view
 from controlplane.dashboard.wizards import Wizard
@@ -228,10 +236,14 @@ urlpatterns = [
     path("settings/tokens/new/", settings.token_new, name="token-new"),
     path("settings/tokens/<str:prefix>/revoke/", settings.token_revoke_action, name="token-revoke"),
     path("settings/sessions/<int:session_id>/end/", settings.session_end_action, name="session-end"),
-    path("settings/users/new/", settings.user_new, name="user-new"),
+    path("settings/users/new/", _wizard(USER_WIZARD), name="user-new"),
     path("settings/users/<str:username>/change/", settings.user_change_action, name="user-change"),
     path("settings/service-accounts/new/", settings.service_account_new, name="program-new"),
-    path("settings/groups/new/", settings.group_new, name="group-new"),
+    path("settings/groups/new/", _wizard(GROUP_WIZARD), name="group-new"),
+    path("settings/single-sign-on/", _view(settings.SINGLE_SIGN_ON), name="settings-single-sign-on"),
+    path("settings/single-sign-on/change/", _wizard(PROVIDER_WIZARD), name="single-sign-on-change"),
+    path("settings/single-sign-on/try/", identity_provider_try, name="identity-provider-try"),
+    path("settings/single-sign-on/remove/", identity_provider_remove, name="identity-provider-remove"),
     path("settings/groups/<str:name>/change/", settings.group_change_action, name="group-change"),
     path("settings/groups/<str:name>/delete/", settings.group_delete_action, name="group-delete"),
     path("settings/grants/new/", settings.grant_new, name="grant-new"),
@@ -247,7 +259,9 @@ urlpatterns = [
     path("settings/allowances/", _view(settings.ALLOWANCES), name="settings-allowances"),
     path("settings/allowances/new/", settings.allowance_new, name="allowance-new"),
     path("settings/allowances/<int:id>/withdraw/", settings.allowance_withdraw_action, name="allowance-withdraw"),
-    path("settings/webhooks/new/", settings.webhook_new, name="webhook-new"),
+    path("settings/webhooks/new/", _wizard(WEBHOOK_WIZARD), name="webhook-new"),
+    path("settings/webhooks/try/", settings.webhook_try_action, name="webhook-try"),
+    path("settings/webhooks/<slug:key>/change/", _wizard(WEBHOOK_CHANGE_WIZARD), name="webhook-change"),
     path("settings/webhooks/<slug:name>/test/", settings.webhook_test_action, name="webhook-test"),
     path("settings/webhooks/<slug:name>/switch/", settings.webhook_switch_action, name="webhook-switch"),
     path("settings/webhooks/<slug:name>/delete/", settings.webhook_delete_action, name="webhook-delete"),

@@ -2,6 +2,7 @@
 draft, a request for approval or an apply. It never writes: services do."""
 
 import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,10 +12,12 @@ from urllib.parse import urlencode
 from django.contrib.auth.views import redirect_to_login
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, HttpResponseNotAllowed, QueryDict
 from django.shortcuts import redirect, render
+from django.urls import reverse
 from django.views.decorators.cache import never_cache
+from django.views.decorators.debug import sensitive_post_parameters
 
-from accounts.permissions import FactorNeeded
-from controlplane.api.apply.documents import role_needed
+from accounts.permissions import FactorNeeded, require_fresh_factor
+from controlplane.api.apply.documents import role_needed, takes_fresh_factor
 from controlplane.api.apply.execution import NotPossible, Requester, documents_apply, documents_preview
 from controlplane.api.apply.planning import Kind
 from controlplane.api.apply.present import revisions_of
@@ -38,7 +41,7 @@ from controlplane.forecast_budget import FORECASTS
 from fleet.drafts.services import draft_add
 from kernel import clock
 from kernel.access import require
-from kernel.refusals import Conflict, Refusal
+from kernel.refusals import Busy, Conflict, Refusal
 
 MAX_URL = 4000
 """Characters of fields that a login page carries in its URL; longer ones return from the browser's own store."""
@@ -53,11 +56,12 @@ def wizard_view(wizard: Wizard, shell: Fragment) -> View:
     shell_view = page_view(page, shell)
 
     @never_cache
+    @sensitive_post_parameters()
     def view(request: HttpRequest, key: str = "") -> HttpResponseBase:
         is_shell = request.headers.get("HX-Target") == shell.name
         if not request.user.is_authenticated:
             # The navigation must not lead away from what was typed.
-            return HttpResponse(status=204) if is_shell else _signed_out(request)
+            return HttpResponse(status=204) if is_shell else _signed_out(wizard, request)
         if is_shell:
             return shell_view(request, key)
         require(request, wizard.role)
@@ -76,7 +80,7 @@ def wizard_view(wizard: Wizard, shell: Fragment) -> View:
             _foresee(checked, form)
         if go == "download" and checked.documents and not checked.errors:
             return _download(wizard, checked)
-        if go == "draft" and checked.is_ready:
+        if go == "draft" and checked.is_ready and not wizard.is_private:
             try:
                 owner, bases = request.user.get_username(), revisions_of(checked.parsed)
                 row = draft_add(owner=owner, documents=checked.documents, bases=bases, now=form.now)
@@ -101,14 +105,16 @@ def _typed(wizard: Wizard, form: Submission, page_request: PageRequest) -> Typed
     if form.is_post:
         typed = Typed(form.fields)
         value = _pressed(form, "pick")
-        picked = wizard.pick(typed, value) if value else {}
+        picked: dict[str, str | list[str]] = dict(wizard.pick(typed, value)) if value else {}
     else:
         typed = Typed(QueryDict(mutable=True))
         defaults = {each.name: each.value for each in wizard.inputs if each.value}
-        picked = {**defaults, **wizard.start(page_request), **{k: str(v) for k, v in form.fields.items()}}
+        secrets = {each.name for each in wizard.secrets}
+        query = {name: texts for name, texts in form.fields.lists() if name not in secrets}
+        picked = {**defaults, **wizard.start(page_request), **query}
     fields = typed.fields.copy()
     for name, text in picked.items():
-        fields[name] = text
+        fields.setlist(name, text if isinstance(text, list) else [text])
     return Typed(fields)
 
 
@@ -149,10 +155,19 @@ def _apply(wizard: Wizard, form: Submission, typed: Typed, page_request: PageReq
         require(form.request, role_needed(checked.parsed))
         requester, revision = _requester(form), form.text("revision")
         try:
+            if takes_fresh_factor(checked.parsed):
+                require_fresh_factor(form.request, form.now)
             applied = documents_apply(documents=checked.parsed, requester=requester, revision=revision)
-            return redirect("approvals" if applied.waiting else wizard.url(checked.documents))
+            if applied.waiting:
+                return redirect("approvals")
+            return wizard.finish(form.request, checked.documents) or redirect(wizard.url(checked.documents))
         except FactorNeeded:
-            return to_confirmation(_url_with(form.request))
+            return to_confirmation(_url_with(wizard, form.request))
+        except Busy as busy:
+            checked.add("", str(busy))
+            response = _render(wizard, form, typed, checked, page_request, shell, status=503)
+            response.headers["Retry-After"] = str(math.ceil(busy.retry_after_s))
+            return response
         except (NotPossible, Conflict) as refused:
             again = check(wizard, typed, requester)
             if again.is_ready and not again.changes_something:  # the same submit was faster
@@ -173,18 +188,20 @@ def _file_name(documents: Documents) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)[:80].strip('-.') or 'document'}.yaml"
 
 
-def _url_with(request: HttpRequest) -> str:
-    """The wizard's URL with the submitted fields. `kept` lets the browser restore fields that are too long for it."""
-    fields = [(name, text) for name, texts in request.POST.lists() if name not in OWN_FIELDS for text in texts if text]
+def _url_with(wizard: Wizard, request: HttpRequest) -> str:
+    """The wizard's URL with the submitted fields, without secrets. `kept` lets the browser restore fields that are too
+    long for it."""
+    left_out = OWN_FIELDS | {each.name for each in wizard.secrets}
+    fields = [(name, text) for name, texts in request.POST.lists() if name not in left_out for text in texts if text]
     query = urlencode(fields) if fields else request.GET.urlencode()
     return f"{request.path}?{query if len(query) <= MAX_URL else 'kept=1'}"
 
 
-def _signed_out(request: HttpRequest) -> HttpResponse:
+def _signed_out(wizard: Wizard, request: HttpRequest) -> HttpResponse:
     """Forms lead to the login and back with their fields. A check only says so, and the page keeps what was typed."""
     if _is_check(request):
         return render(request, "dashboard/wizards/signed_out.html")
-    return redirect_to_login(_url_with(request))
+    return redirect_to_login(_url_with(wizard, request))
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +232,8 @@ class ShownInput:
 
 def _shown(each: Input, typed: Typed, errors: Sequence[str]) -> ShownInput:
     options = each.options(typed) if each.options else _declared_options(each)
+    if each.shown_as is InputKind.SECRET:
+        return ShownInput(each, "", [], list(errors), (), [], [])
     text = typed.text(each.name)
     if each.shown_as is InputKind.CHOICE and text and text not in {option.value for option in options}:
         options = [*options, Option(text, text)]
@@ -238,7 +257,14 @@ def _declared_options(each: Input) -> list[Option]:
 
 
 def _render(
-    wizard: Wizard, form: Submission, typed: Typed, checked: Checked, page_request: PageRequest, shell: Fragment
+    wizard: Wizard,
+    form: Submission,
+    typed: Typed,
+    checked: Checked,
+    page_request: PageRequest,
+    shell: Fragment,
+    *,
+    status: int = 409,
 ) -> HttpResponse:
     request, go = form.request, _pressed(form, "go")
     steps = [
@@ -249,7 +275,7 @@ def _render(
         }
         for step in wizard.steps
     ]
-    is_raw = typed.flag(RAW)
+    is_raw = typed.flag(RAW) and not wizard.is_private
     raw_text = typed.text(RAW_TEXT) or (json.dumps(checked.documents, indent=2) if checked.documents else "")
     context = {
         "wizard": wizard,
@@ -268,13 +294,15 @@ def _render(
         "raw_opens": is_raw and not typed.text(RAW_TEXT),
         "why": form.text("why"),
         "base": _base(wizard, typed, page_request),
+        "test_url": reverse(wizard.test) if wizard.test else "",
+        "retype": form.is_post and any(form.fields.get(each.name) for each in wizard.secrets),
     }
     if _is_check(request):
         return render(request, "dashboard/wizards/check.html", context)
     page = Page(section=wizard.section, title=wizard.title, fragments=())
     context |= shell_context(request, page, shell, page_request)
     failed = form.is_post and go in {"review", "apply", "download", "draft"} and bool(checked.errors or checked.missing)
-    return render(request, "dashboard/wizards/wizard.html", context, status=409 if failed else 200)
+    return render(request, "dashboard/wizards/wizard.html", context, status=status if failed else 200)
 
 
 def _base(wizard: Wizard, typed: Typed, page_request: PageRequest) -> str:

@@ -16,15 +16,16 @@ carry them in its query. After the end of a session they return in the URL, or f
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cache
 from typing import Any
 
 import yaml
-from django.http import QueryDict
+from django.http import HttpRequest, HttpResponse, QueryDict
 from rest_framework import serializers
 
+from controlplane.api.apply.access_kinds import PRIVATE
 from controlplane.api.apply.documents import API_VERSION, SPECS, documents_of
 from controlplane.api.apply.execution import ApplyResult, NotPossible, Requester, documents_preview
 from controlplane.api.apply.planning import Action, Document, Kind, plan_documents
@@ -38,6 +39,7 @@ from simulator.prediction import Forecast
 
 MAX_INPUT = 100_000
 MAX_ROWS = 200
+MAX_SECRET = 500
 RAW, RAW_TEXT = "raw", "raw-documents"
 Values = dict[str, Any]
 Documents = list[dict[str, Any]]
@@ -53,6 +55,7 @@ class InputKind(StrEnum):
     JSON = "json"
     ROWS = "rows"
     HIDDEN = "hidden"
+    SECRET = "secret"  # noqa: S105 - the name of a kind of input
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +98,7 @@ Options = Callable[[Typed], Sequence[Option]]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Input:
     """One input of a form, or a table with `columns`. A required first column is the unique key of a row. LONG keeps
-    its spaces and lines.
+    its spaces and lines. SECRET is never shown again and in no document: `at` names the field that the apply sets.
 
     `at`: the field of a document that declares it; without one, or for a part of a nested field, state the rest here.
     `value`: the default text. `options`: those of a choice, default: as declared; `follows`: they depend on other
@@ -186,7 +189,9 @@ class Wizard:
     """A form whose `documents` make or change objects of these `kinds`. `creates`: kinds whose objects must be new.
 
     `url` leads to the result. `start` returns the first texts, by the URL's query and arguments. `pick` returns texts
-    that a button in a step's facts sets. `command`: a shorter command than `switchyard apply`, "" for none."""
+    that a button in a step's facts sets. `command`: a shorter command than `switchyard apply`, "" for none. `test`: the
+    name of the URL to which the form is sent to try it out, "" for none. `finish` shows a page after the apply, such as
+    a secret."""
 
     title: str
     section: str
@@ -196,14 +201,26 @@ class Wizard:
     kinds: frozenset[Kind]
     creates: frozenset[Kind] = frozenset()
     url: Callable[[Documents], str]
-    start: Callable[[PageRequest], Mapping[str, str]] = lambda request: {}
+    start: Callable[[PageRequest], Mapping[str, str | list[str]]] = lambda request: {}
     pick: Callable[[Typed, str], Mapping[str, str]] = lambda typed, value: {}
     command: Callable[[Documents], str] = lambda documents: ""
     role: Role = Role.OPERATOR
+    test: str = ""
+    finish: Callable[[HttpRequest, Documents], HttpResponse | None] = lambda request, documents: None
 
     @property
     def inputs(self) -> tuple[Input, ...]:
         return tuple(each for step in self.steps for each in step.inputs)
+
+    @property
+    def secrets(self) -> tuple[Input, ...]:
+        return tuple(each for each in self.inputs if each.shown_as is InputKind.SECRET)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether its documents are only for admins: no draft holds them, and audit records hide parts of them, which
+        they could not in a text of several documents."""
+        return bool(self.kinds & PRIVATE)
 
 
 @dataclass
@@ -277,7 +294,7 @@ def check(wizard: Wizard, typed: Typed, requester: Requester) -> Checked:
     if not valid.is_valid():
         _note_errors(wizard, checked, valid.errors)
         return checked
-    checked.parsed = documents_of(valid.validated_data["documents"])
+    checked.parsed = _with_secrets(wizard, typed, documents_of(valid.validated_data["documents"]))
     _note_taken(wizard, checked)
     try:
         checked.result = documents_preview(documents=checked.parsed, requester=requester, with_fleet=False)
@@ -289,8 +306,23 @@ def check(wizard: Wizard, typed: Typed, requester: Requester) -> Checked:
     return checked
 
 
+def _with_secrets(wizard: Wizard, typed: Typed, documents: tuple[Document, ...]) -> tuple[Document, ...]:
+    typed_texts = {each.at: str(typed.fields.get(each.name, ""))[:MAX_SECRET] for each in wizard.secrets}
+    return tuple(
+        replace(
+            one,
+            secrets={at.partition(".")[2]: text for at, text in typed_texts.items() if text and _is_in(at, one)},
+        )
+        for one in documents
+    )
+
+
+def _is_in(at: str, one: Document) -> bool:
+    return at.partition(".")[0] == one.kind.value
+
+
 def _documents(wizard: Wizard, typed: Typed, checked: Checked) -> Documents | None:
-    if typed.flag(RAW) and typed.text(RAW_TEXT):
+    if typed.flag(RAW) and typed.text(RAW_TEXT) and not wizard.is_private:
         return _raw_documents(wizard, typed, checked)
     values = _values(wizard, typed, checked)
     if not checked.missing and not any(each.required and each.name in checked.errors for each in wizard.inputs):
@@ -323,6 +355,8 @@ def _values(wizard: Wizard, typed: Typed, checked: Checked) -> Values:
     """The valid values by input; empty ones are missing."""
     values: Values = {}
     for each in wizard.inputs:
+        if each.shown_as is InputKind.SECRET:
+            continue
         try:
             value = _value(each, typed)
         except InvalidInput as invalid:

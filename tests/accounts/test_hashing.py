@@ -75,7 +75,7 @@ NEW = "another long password"
 SETS = {
     "one's own": ("/settings/password/", {"old_password": PASSWORD, "new_password": NEW}),
     "another's": ("/settings/users/eve/change/", {"what": "password", "password": NEW}),
-    "of a new user": ("/settings/users/new/", {"username": "zoe", "password": NEW}),
+    "of a new user": ("/settings/users/new/", {"go": "apply", "name": "zoe", "password": NEW}),
     "another's, by the API": ("PATCH /api/v1/users/eve", {"password": NEW}),
     "of a new user, by the API": ("POST /api/v1/users", {"username": "zoe", "password": NEW}),
 }

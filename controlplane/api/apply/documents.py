@@ -6,6 +6,15 @@ from typing import Any
 
 from rest_framework import serializers
 
+from controlplane.api.apply.access_kinds import (
+    ACCESS_NAME_MAX,
+    ACCESS_NAME_RULES,
+    ACCESS_NAMES,
+    ACCESS_SPECS,
+    PRIVATE,
+    SECRET_FIELDS,
+    check_access_name,
+)
 from controlplane.api.apply.planning import Document, Kind
 from fleet.deployments.api import ChangeDeploymentSerializer
 from fleet.deployments.models import Deployment
@@ -34,6 +43,7 @@ NAMES: Mapping[Kind, str] = {
     Kind.MODEL_IMPORT: VERSION_NAME,
     Kind.INSTANCE_TYPE: TYPE_NAME,
     Kind.QUOTA: QUOTA_NAME,
+    **ACCESS_NAMES,
 }
 
 
@@ -87,8 +97,9 @@ SPECS: Mapping[Kind, type[StrictSerializer]] = {
     Kind.DEPLOYMENT: DeploymentSpec,
     Kind.TRAFFIC_POLICY: TrafficPolicyChangeSerializer,
     Kind.FAULT_RULE: FaultRuleSpec,
+    **ACCESS_SPECS,
 }
-NEEDS: Mapping[Kind, Role] = {Kind.FAULT_RULE: Role.ADMIN}
+NEEDS: Mapping[Kind, Role] = {Kind.FAULT_RULE: Role.ADMIN, **dict.fromkeys(PRIVATE, Role.ADMIN)}
 """The role that changes an object of a kind, as at its own path of the API; other kinds need an operator."""
 NAME_MAX: Mapping[Kind, int] = {
     Kind.INSTANCE_TYPE: 64,
@@ -96,13 +107,15 @@ NAME_MAX: Mapping[Kind, int] = {
     Kind.MODEL_VERSION: 161,
     Kind.MODEL_IMPORT: 161,
     Kind.QUOTA: 170,
+    **ACCESS_NAME_MAX,
 }
 
 
 class MetadataSerializer(StrictSerializer):
     name = serializers.CharField(
         max_length=170,
-        help_text="The name of a ModelVersion or ModelImport is `model@version`, of a Quota `team:type:region`.",
+        help_text="The name of a ModelVersion or ModelImport is `model@version`, of a Quota `team:type:region`, of the "
+        "IdentityProvider `oidc`.",
     )
 
 
@@ -131,6 +144,17 @@ def role_needed(documents: Iterable[Document]) -> Role:
     return max(needed, key=lambda role: role.rank)
 
 
+def role_to_preview(documents: Iterable[Document]) -> Role:
+    """The role that may see a plan of all these documents, which shows the present state of their objects."""
+    return Role.ADMIN if any(one.kind in PRIVATE for one in documents) else Role.VIEWER
+
+
+def takes_fresh_factor(documents: Iterable[Document]) -> bool:
+    """Whether applying them requires a fresh second factor of users who have one: who sets the identity provider
+    decides who logs in."""
+    return any(one.kind is Kind.IDENTITY_PROVIDER for one in documents)
+
+
 def _check_name(kind: Kind, name: str) -> None:
     rule = serializers.RegexField(
         NAMES.get(kind, NAME),
@@ -141,12 +165,15 @@ def _check_name(kind: Kind, name: str) -> None:
         Kind.MODEL_IMPORT: "is that of the version to draft, model@version",
         Kind.QUOTA: "is TEAM:TYPE or TEAM:TYPE:REGION",
         Kind.INSTANCE_TYPE: "may have only letters, digits, ., - and _, and begins with a letter or digit",
+        **ACCESS_NAME_RULES,
     }.get(kind, "may have only letters, digits, - and _")
     try:
         rule.run_validation(name)
     except serializers.ValidationError:
         refusal = serializers.ErrorDetail(f"{name[:60]!r}: the name of a {kind} {wanted}", "name")
         raise serializers.ValidationError({"metadata": {"name": [refusal]}}) from None
+    if wrong := check_access_name(kind, name):
+        raise serializers.ValidationError({"metadata": {"name": [serializers.ErrorDetail(wrong, "name")]}})
     if kind is Kind.FAULT_RULE and name not in SETTABLE_RULES:
         there = ", ".join(rule.value for rule in SETTABLE_RULES)
         refusal = serializers.ErrorDetail(f"unknown fault rule {name!r}; the rules are: {there}", "exists")
@@ -163,5 +190,11 @@ def plain(value: Any) -> Any:
 
 
 def documents_of(valid: list[dict[str, Any]]) -> tuple[Document, ...]:
-    """The validated documents as planner input."""
-    return tuple(Document(index, one["kind"], one["name"], one["spec"]) for index, one in enumerate(valid))
+    """The validated documents as planner input, with their secrets apart."""
+    return tuple(_document(index, **one) for index, one in enumerate(valid))
+
+
+def _document(index: int, kind: Kind, name: str, spec: Mapping[str, Any]) -> Document:
+    secret = SECRET_FIELDS.get(kind, "")
+    plain_spec = {field: value for field, value in spec.items() if field != secret}
+    return Document(index, kind, name, plain_spec, {secret: spec[secret]} if secret in spec else {})

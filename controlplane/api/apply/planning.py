@@ -5,6 +5,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from enum import StrEnum
 from typing import Any
 
@@ -12,6 +13,7 @@ from fleet.autoscaling.planning.policy import InvalidScaling, parse_scaling_poli
 from fleet.capacity.planning.pools import InvalidMarkets, parse_markets
 from fleet.deployments.planner import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
 from fleet.machines.planner import InvalidWarmSpares, parse_warm_spares
+from kernel.outbound import shown_url
 from models_registry.imports.planner import CannotImport, parse_source
 from traffic.region_shares.planning.policy import InvalidTrafficPolicy, TrafficPolicy, parse_traffic_policy
 from traffic.region_shares.planning.policy import traffic_policy_as_json as traffic_as_json
@@ -29,6 +31,10 @@ class Kind(StrEnum):
     DEPLOYMENT = "Deployment"
     TRAFFIC_POLICY = "TrafficPolicy"
     FAULT_RULE = "FaultRule"
+    GROUP = "Group"
+    USER = "User"
+    IDENTITY_PROVIDER = "IdentityProvider"
+    WEBHOOK = "Webhook"
 
 
 ORDER = {kind: place for place, kind in enumerate(Kind)}
@@ -44,12 +50,14 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """The desired state. `index`: its position in the request; `spec`: its stated fields, with checked types."""
+    """The desired state. `index`: its position in the request; `spec`: its stated fields, with checked types.
+    `secrets`: stated fields that no plan shows. They are set each time, because they cannot be compared."""
 
     index: int
     kind: Kind
     name: str
     spec: Mapping[str, Any]
+    secrets: Mapping[str, str] = dataclass_field(default_factory=dict, repr=False)
 
     @property
     def title(self) -> str:
@@ -102,6 +110,8 @@ REQUIRED: Mapping[Kind, tuple[str, ...]] = {
     Kind.QUOTA: ("machines",),
     Kind.MODEL_IMPORT: ("source",),
     Kind.DEPLOYMENT: ("model_version", "instance_types", "regions"),
+    Kind.GROUP: ("role",),
+    Kind.WEBHOOK: ("url",),
 }
 """Required fields of a new object."""
 FIXED: Mapping[Kind, Mapping[str, str]] = {
@@ -109,6 +119,11 @@ FIXED: Mapping[Kind, Mapping[str, str]] = {
     Kind.MODEL_IMPORT: dict.fromkeys(("source", "pattern", "engine"), "import it under another version"),
 }
 """Fields that cannot change after creation, with what to do instead."""
+
+
+HIDDEN = "(hidden)"
+SHOWN: Mapping[tuple[Kind, str], Callable[[str], str]] = {(Kind.WEBHOOK, "url"): shown_url}
+"""How plans show fields with secret parts."""
 
 
 def revision_of(present: Present) -> str:
@@ -166,7 +181,7 @@ def _steps(document: Document, current: Mapping[str, Any] | None) -> Iterator[St
         yield from _validation(document, current)
         return
     spec = _complete(document, current)
-    changes = tuple(_changes(spec, current, document.spec))
+    changes = (*_changes(spec, current, document.spec), *_secret_changes(document, HIDDEN))
     _refuse_fixed(document, current, changes)
     if document.kind is Kind.DEPLOYMENT:
         yield from _deployment_steps(document, current, changes)
@@ -181,8 +196,22 @@ def _create(document: Document) -> Step:
             message = f"is required, because {document.title} does not exist yet"
             raise _Objected(document, f"spec.{field}", "required", message)
     stated = {field: value for field, value in document.spec.items() if field != "validate"}
-    changes = tuple(Change(field, None, value) for field, value in sorted(stated.items()))
-    return Step(document, Action.CREATE, f"{document.title} does not exist", changes, stated)
+    changes = tuple(_shown(document, Change(field, None, value)) for field, value in sorted(stated.items()))
+    arguments = {**stated, **document.secrets}
+    changes = (*changes, *_secret_changes(document, None))
+    return Step(document, Action.CREATE, f"{document.title} does not exist", changes, arguments)
+
+
+def _secret_changes(document: Document, before: str | None) -> tuple[Change, ...]:
+    return tuple(Change(field, before, HIDDEN) for field in sorted(document.secrets))
+
+
+def _shown(document: Document, change: Change) -> Change:
+    show = SHOWN.get((document.kind, change.field))
+    if show is None:
+        return change
+    before = None if change.before is None else show(change.before)
+    return Change(change.field, before, show(change.after))
 
 
 def _validation(document: Document, current: Mapping[str, Any] | None) -> Iterator[Step]:
@@ -290,8 +319,10 @@ def _refuse_fixed(document: Document, current: Mapping[str, Any], changes: Seque
 
 def _change(document: Document, changes: tuple[Change, ...]) -> Step:
     fields = ", ".join(change.field for change in changes)
-    arguments = {change.field: document.spec[change.field] for change in changes}
-    return Step(document, Action.CHANGE, f"{document.title} differs in {fields}", changes, arguments)
+    stated = {**document.spec, **document.secrets}
+    arguments = {change.field: stated[change.field] for change in changes}
+    shown = tuple(_shown(document, change) for change in changes)
+    return Step(document, Action.CHANGE, f"{document.title} differs in {fields}", shown, arguments)
 
 
 def _deployment_steps(document: Document, current: Mapping[str, Any], changes: Sequence[Change]) -> Iterator[Step]:

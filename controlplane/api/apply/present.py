@@ -3,6 +3,12 @@
 from collections.abc import Iterable
 from typing import Any
 
+from controlplane.api.apply.access_kinds import (
+    groups_present,
+    identity_provider_present,
+    users_present,
+    webhooks_present,
+)
 from controlplane.api.apply.planning import Document, Kind, Present, object_revisions
 from fleet.autoscaling.planning.policy import cells_as_json
 from fleet.deployments.models import Deployment
@@ -148,4 +154,8 @@ _LOADERS = {
     Kind.DEPLOYMENT: _deployments,
     Kind.TRAFFIC_POLICY: _traffic_policies,
     Kind.FAULT_RULE: _fault_rules,
+    Kind.GROUP: groups_present,
+    Kind.USER: users_present,
+    Kind.IDENTITY_PROVIDER: identity_provider_present,
+    Kind.WEBHOOK: webhooks_present,
 }

@@ -11,7 +11,15 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.api.apply.documents import DOCUMENTS_MOST, DocumentSerializer, documents_of, role_needed
+from accounts.permissions import require_fresh_factor
+from controlplane.api.apply.documents import (
+    DOCUMENTS_MOST,
+    DocumentSerializer,
+    documents_of,
+    role_needed,
+    role_to_preview,
+    takes_fresh_factor,
+)
 from controlplane.api.apply.execution import ApplyResult, NotPossible, Requester, documents_apply, documents_preview
 from controlplane.api.apply.planning import Action, Change, Document, Kind, Objection, Step
 from controlplane.api.what_if import FORECAST, ForecastSerializer, forecast_response
@@ -145,6 +153,8 @@ class ApplyViewSet(ViewSet):
         if payload["dry_run"]:
             return _preview(request, documents, requester)
         require(request, role_needed(documents), deployment_described(request.data))
+        if takes_fresh_factor(documents):
+            require_fresh_factor(request, requester.now)
         result = or_refused(documents_apply, documents=documents, requester=requester, revision=payload["revision"])
         return Response(AppliedSerializer(_result_fields(result, applied=True)).data)
 
@@ -196,7 +206,8 @@ def _by_path(objections: Sequence[Objection]) -> dict[str, list[str]]:
 
 
 def _preview(request: Request, documents: Sequence[Document], requester: Requester) -> Response:
-    """A plan with predictions for the changed deployments, within the time limit."""
+    """A plan with predictions for the changed deployments, within the time limit. Plans about access are for admins."""
+    require(request, role_to_preview(documents))
     with FORECASTS.take(request.user.get_username()) as has_time:
         result = or_refused(documents_preview, documents=documents, requester=requester)
         shown = result if access_of(request).operate else _without_values(result)

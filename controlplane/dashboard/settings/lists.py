@@ -25,7 +25,6 @@ from fleet.deployments.models import Deployment
 from fleet.faults.models import FaultRule
 from fleet.faults.planning.views import SETTABLE_RULES, Rule, RuleMode
 from fleet.webhooks.models import Webhook
-from fleet.webhooks.planner import WebhookEvent
 from kernel.access import Scope
 from models_registry.versions.models import EngineAllowance
 from models_registry.versions.planning.engine_arguments import ENGINES
@@ -107,7 +106,6 @@ def _fault_rule(rule: Rule, row: FaultRule | None) -> RuleRow:
 
 
 REQUIRED, NOT_REQUIRED = "required", "not required"
-EVENTS = tuple(event.value for event in WebhookEvent if event is not WebhookEvent.TEST)
 DECIDED = tuple(state.value for state in ApprovalState if state is not ApprovalState.PENDING)
 TOKEN_LIST: List[TokenRow] = List(
     name="tokens",
@@ -212,7 +210,6 @@ WEBHOOK_LIST: List[Webhook] = List(
     order=("name",),
     find=("webhook", "url", "events"),
     by_value=True,
-    above=lambda request: EVENTS,
 )
 """By value, so that a search never compares the secret parts of a URL."""
 ALLOWANCE_LIST: List[EngineAllowance] = List(

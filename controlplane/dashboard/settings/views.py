@@ -13,12 +13,11 @@ from django.urls import reverse
 from accounts.api.tokens import CreateTokenSerializer
 from accounts.api.users import (
     ChangeGroupSerializer,
-    CreateGroupSerializer,
     CreateServiceAccountSerializer,
-    CreateUserSerializer,
     GiveSerializer,
 )
 from accounts.models import Approval, Grant, GroupRole
+from accounts.oidc import Finding
 from accounts.permissions import require_fresh_factor, require_human, require_may_reject, token_owner
 from accounts.selectors import visible_sessions, visible_tokens
 from accounts.services.account_change import account_change
@@ -32,15 +31,17 @@ from controlplane.dashboard.fragments import Fragment, Load, Page
 from controlplane.dashboard.lists import List
 from controlplane.dashboard.settings import data as read
 from controlplane.dashboard.settings import lists
+from controlplane.dashboard.settings.single_sign_on import sign_on_view, tested
 from fleet.faults.api import SetModeSerializer
 from fleet.faults.models import FaultRule
 from fleet.faults.planning.views import SETTABLE_RULES, Rule, RuleMode
 from fleet.faults.services.watch import fault_rule_set
-from fleet.webhooks.api import CreateWebhookSerializer
+from fleet.webhooks.api import ChangeWebhookSerializer
 from fleet.webhooks.models import Webhook
 from fleet.webhooks.planner import WebhookFormat
-from fleet.webhooks.services import webhook_change, webhook_create, webhook_delete, webhook_test
+from fleet.webhooks.services import webhook_change, webhook_delete, webhook_test, webhook_try
 from kernel.access import Role, access_of
+from kernel.refusals import InvalidInput
 from models_registry.versions.api.version_requests import AllowSerializer
 from models_registry.versions.models import EngineAllowance
 from models_registry.versions.services.drafts import engine_allowance_request, engine_allowance_withdraw
@@ -85,6 +86,9 @@ GROUPS = _page(
     _list_fragment(lists.GRANT_LIST, "grants", "Grants for one deployment"),
     lists=(read.GROUP_LIST, lists.GRANT_LIST),
 )
+SINGLE_SIGN_ON = _page(
+    "Single sign-on", Role.ADMIN, _settings_fragment("single-sign-on", "Single sign-on", lambda request: sign_on_view())
+)
 APPROVALS = _page(
     "Approvals",
     Role.VIEWER,
@@ -97,7 +101,7 @@ WEBHOOKS = _page(
     "Webhooks",
     Role.VIEWER,
     _list_fragment(lists.WEBHOOK_LIST, "webhooks", "Webhooks"),
-    _list_fragment(read.DELIVERY_LIST, "deliveries", "Deliveries", "events"),
+    _list_fragment(read.DELIVERY_LIST, "deliveries", "Deliveries", "events", "webhooks"),
     lists=(lists.WEBHOOK_LIST, read.DELIVERY_LIST),
 )
 ALLOWANCES = _page(
@@ -114,6 +118,7 @@ FAULT_RULES = _page(
 )
 
 OWN = page_target("settings")
+TRY_SECRET = "a test from the form"  # noqa: S105 - the webhook has its own secret once it exists
 LOGGED_IN = "logged in"
 """Key under which wrong old passwords are counted, separate from failed logins."""
 USERS_PAGE = page_target("settings-users")
@@ -173,12 +178,6 @@ def password_change_action(form: Submission, _: None) -> HttpResponse | None:
 
 
 @action(USERS_PAGE, Role.ADMIN)
-def user_new(form: Submission, _: None) -> object:
-    fields = form.valid(CreateUserSerializer, "username", groups=form.texts("groups"), password=form.secret("password"))
-    return account_change("create user", actor=form.actor, now=form.now, **fields)
-
-
-@action(USERS_PAGE, Role.ADMIN)
 def service_account_new(form: Submission, _: None) -> object:
     fields = form.valid(CreateServiceAccountSerializer, "name", "description", groups=form.texts("groups"))
     return account_change("create service account", actor=form.actor, now=form.now, **fields)
@@ -205,12 +204,6 @@ def user_change_action(form: Submission, username: str) -> object:
     }
     change = changes.get(what, dict)()
     return account_change("change user", username=user.username, actor=form.actor, now=form.now, **change)
-
-
-@action(GROUPS_PAGE, Role.ADMIN)
-def group_new(form: Submission, _: None) -> object:
-    fields = form.valid(CreateGroupSerializer, "name", "role", "claim")
-    return account_change("create group", actor=form.actor, now=form.now, **fields)
 
 
 def _stored_group(name: str) -> dict[str, object]:
@@ -269,14 +262,21 @@ def approval_rule_action(form: Submission, name: str) -> None:
 
 
 @action(WEBHOOKS_PAGE, Role.ADMIN)
-def webhook_new(form: Submission, _: None) -> HttpResponse:
-    """Add a webhook; its signing secret is shown once."""
-    kind = form.text("format") or WebhookFormat.JSON.value
-    fields = form.valid(CreateWebhookSerializer, "name", "url", format=kind, events=form.texts("events"))
-    hook = webhook_create(actor=form.actor, now=form.now, **fields)
-    use = "X-Switchyard-Signature is sha256= and the HMAC-SHA256 of X-Switchyard-Timestamp, a dot and the body."
-    url = reverse("settings-webhooks")
-    return secret_shown(form.request, what="Secret", name=hook.name, text=hook.secret, use=use, url=url)
+def webhook_try_action(form: Submission, _: None) -> HttpResponse:
+    """Sends a test message to the typed receiver, or without a URL to that of the named webhook, and shows the
+    answer."""
+    url, hook = form.text("url"), Webhook.objects.filter(name=form.text("name")).first()
+    if not url and hook is None:
+        return tested(form.request, [Finding("There is no URL yet.", is_ok=False)], WEBHOOKS_PAGE.url(None))
+    secret = hook.secret if hook is not None and not url else TRY_SECRET
+    try:
+        fields = form.valid(ChangeWebhookSerializer, url=url or (hook.url if hook else ""), format=form.text("format"))
+    except InvalidInput as invalid:
+        return tested(form.request, [Finding(f"{invalid}.", is_ok=False)], WEBHOOKS_PAGE.url(None))
+    kind = WebhookFormat(fields.get("format", WebhookFormat.JSON))
+    sent = webhook_try(url=fields["url"], kind=kind, secret=secret, actor=form.actor, now=form.now)
+    answer = f"The receiver answered {sent.status}." if sent.delivered else f"Not delivered: {sent.reason}."
+    return tested(form.request, [Finding(answer, is_ok=sent.delivered)], WEBHOOKS_PAGE.url(None))
 
 
 @action(WEBHOOKS_PAGE)

@@ -6,6 +6,7 @@ import re
 
 import yaml
 
+from controlplane.api.apply.access_kinds import PRIVATE
 from controlplane.api.apply.documents import documents_of
 from controlplane.api.apply.planning import Document
 from controlplane.api.apply.view import PreviewDocumentsSerializer
@@ -74,6 +75,11 @@ def _checked(documents: Documents) -> Documents:
         errors = [f"{path}: {text}" if path else text for path, text in errors_by_path(valid.errors)]
         hidden = f" (and {len(errors) - ERRORS_SHOWN} more)" if len(errors) > ERRORS_SHOWN else ""
         raise wrong_yaml("; ".join(errors[:ERRORS_SHOWN]) + hidden)
+    private = {kind.value for kind in PRIVATE}
+    if found := next((str(one["kind"]) for one in documents if one["kind"] in private), ""):
+        raise wrong_yaml(
+            f"a draft holds no {found}, because all operators with its link see it; use `switchyard apply`"
+        )
     objects = [object_of(one) for one in documents]
     if doubled := next((one for one in objects if objects.count(one) > 1), None):
         raise wrong_yaml(f"{' '.join(doubled)} is listed twice")

@@ -34,6 +34,7 @@ SETTINGS: dict[str, str] = {
     "settings-approvals": "/settings/approvals/",
     "settings-groups": "/settings/groups/",
     "settings-rules": "/settings/rules/",
+    "settings-single-sign-on": "/settings/single-sign-on/",
     "settings-users": "/settings/users/",
     "settings-webhooks": "/settings/webhooks/",
     "settings-allowances": "/settings/allowances/",

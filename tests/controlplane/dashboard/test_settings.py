@@ -35,12 +35,12 @@ def one_of_everything() -> None:
     client.force_login(make_user("root", Role.ADMIN))
     for path, form in (
         ("tokens/new/", {"name": "laptop", "scope": "read", "expires_in_days": "30"}),
-        ("users/new/", {"username": "eve", "password": "correct horse battery", "groups": "admins"}),
+        ("users/new/", {"go": "apply", "name": "eve", "password": "correct horse battery", "groups": "admins"}),
         ("service-accounts/new/", {"name": "bot", "description": "rolls out"}),
         ("grants/new/", {"deployment": "chat", "user": "eve"}),
         ("approval-rules/evacuate-region/", {"required": "yes"}),
         ("approval-rules/evacuate-region/", {"required": "no"}),
-        ("webhooks/new/", {"name": "pager", "url": "https://pager.example.com/x"}),
+        ("webhooks/new/", {"go": "apply", "name": "pager", "url": "https://pager.example.com/x", "format": "json"}),
         ("webhooks/pager/test/", {}),
     ):
         assert post(client, path, **form) in {200, 302}, path
@@ -112,8 +112,10 @@ def test_ending_a_session_logs_that_browser_out(admin: Client) -> None:
 
 
 def test_users_groups_and_grants_are_made_and_changed(admin: Client) -> None:
-    assert post(admin, "groups/new/", name="on-call", role="operator", claim="sre") == 302
-    assert post(admin, "users/new/", username="eve", password="correct horse battery", groups=["on-call"]) == 302
+    assert post(admin, "groups/new/", go="apply", name="on-call", role="operator", claim="sre") == 302
+    assert (
+        post(admin, "users/new/", go="apply", name="eve", groups=["on-call"], password="correct horse battery") == 302
+    )
     assert post(admin, "users/eve/change/", what="groups") == 302
     assert not User.objects.get(username="eve").groups.exists()
     assert post(admin, "users/eve/change/", what="active", active="no") == 302
@@ -129,9 +131,10 @@ def test_users_groups_and_grants_are_made_and_changed(admin: Client) -> None:
 @pytest.mark.parametrize(
     ("path", "form", "message"),
     [
-        ("users/new/", {"username": "eve", "password": "123"}, "too short"),
-        ("users/new/", {"username": "e v e"}, "username"),
-        ("users/new/", {"username": "ada"}, "already"),
+        ("users/new/", {"go": "apply", "name": "eve", "password": "123"}, "too short"),
+        ("users/new/", {"go": "apply", "name": "e v e"}, "may have only letters"),
+        ("users/new/", {"go": "apply", "name": "system"}, "is reserved"),
+        ("users/new/", {"go": "apply", "name": "ada", "password": "correct horse battery"}, "exists already"),
         ("users/ada/change/", {"what": "active", "active": "no"}, "you cannot deactivate yourself"),
         ("users/ada/change/", {"what": "groups"}, "no admin would be left"),
         ("groups/admins/delete/", {}, "no admin would be left"),
@@ -139,7 +142,7 @@ def test_users_groups_and_grants_are_made_and_changed(admin: Client) -> None:
         ("grants/new/", {"deployment": "chat"}, "a user or a group"),
         ("tokens/new/", {"name": "x", "scope": "all", "expires_in_days": "1"}, "scope"),
         ("tokens/new/", {"name": "x", "scope": "read", "expires_in_days": "9999"}, "expires in days"),
-        ("webhooks/new/", {"name": "x", "url": "ftp://x"}, "url"),
+        ("webhooks/new/", {"go": "apply", "name": "x", "url": "ftp://x", "format": "json"}, "https://host/path"),
         ("rules/slow/", {"mode": "sometimes"}, "mode"),
         ("approval-rules/nothing/", {"required": "yes"}, "no action"),
     ],
@@ -151,7 +154,9 @@ def test_a_refusal_says_why_and_changes_nothing(admin: Client, path: str, form: 
 
 
 def test_webhooks_and_rules_are_set(admin: Client) -> None:
-    assert post(admin, "webhooks/new/", name="pager", url="https://pager.example.com/x") == 200
+    assert (
+        post(admin, "webhooks/new/", go="apply", name="pager", url="https://pager.example.com/x", format="json") == 200
+    )
     assert post(admin, "webhooks/pager/switch/", enabled="no") == 302
     assert not Webhook.objects.get().enabled
     assert post(admin, "webhooks/pager/delete/") == 302

@@ -19,12 +19,16 @@ SCREENS = os.environ.get("SWITCHYARD_SCREENS", "")
 LISTS: dict[str, str] = {
     **page_urls.LISTS,
     **page_urls.SETTINGS,
+    "group-new": "/settings/groups/new/",
     "key-new": "/keys/new/",
     "model-new": "/new/model/",
     "plan-draft-new": "/plan/drafts/new/",
     "runbook": "/runbooks/node-lost/",
     "search": "/search/?q=sim",
+    "single-sign-on-change": "/settings/single-sign-on/change/",
     "tenant": "/tenant/",
+    "user-new": "/settings/users/new/",
+    "webhook-new": "/settings/webhooks/new/",
 }
 """Name of its screenshot -> address, for pages that also exist on an empty fleet."""
 

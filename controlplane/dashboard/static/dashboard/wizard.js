@@ -5,7 +5,8 @@ const form = document.getElementById("wizard");
 const STORE = `switchyard-wizard:${location.pathname}`;
 const OWN = ["csrfmiddlewaretoken", "submission", "go", "pick", "revision"];
 
-const typed = () => [...new FormData(form)].filter(([name]) => !OWN.includes(name));
+const secrets = new Set([...form.querySelectorAll("[type=password]")].map((input) => input.name));
+const typed = () => [...new FormData(form)].filter(([name]) => !OWN.includes(name) && !secrets.has(name));
 
 function keep() {
   sessionStorage.setItem(STORE, JSON.stringify(typed()));
@@ -54,6 +55,7 @@ function markErrors() {
 }
 
 function showRaw() {
+  if (!form.elements.raw) return;
   const on = form.elements.raw.checked;
   form.querySelector(".wizard-steps").hidden = on;
   document.getElementById("raw-part").hidden = !on;
@@ -61,7 +63,7 @@ function showRaw() {
 
 form.addEventListener("input", keep);
 form.addEventListener("change", keep);
-form.elements.raw.addEventListener("change", showRaw);
+form.elements.raw?.addEventListener("change", showRaw);
 form.dataset.keptAs = STORE; // submissions.js forgets it when another page answers
 form.addEventListener("submit", () => (form.elements.csrfmiddlewaretoken.value = token()));
 let lastChecked = "";
