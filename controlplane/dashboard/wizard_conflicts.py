@@ -21,8 +21,9 @@ SHOWN = 300
 def stored_texts(wizard: Wizard, request: PageRequest) -> Typed:
     """The texts of a form that is opened now."""
     fields = QueryDict(mutable=True)
-    for name, text in ({each.name: each.value for each in wizard.inputs} | dict(wizard.start(request))).items():
-        fields[name] = text
+    defaults = {each.name: each.value for each in wizard.inputs}
+    for name, text in {**defaults, **wizard.start(request)}.items():
+        fields.setlist(name, text if isinstance(text, list) else [text])
     return Typed(fields)
 
 
@@ -89,7 +90,7 @@ def settled(wizard: Wizard, typed: Typed, request: PageRequest, *, takes_stored:
 
 
 def _compared(wizard: Wizard) -> Iterator[Input]:
-    return (each for each in wizard.inputs if each.shown_as is not InputKind.HIDDEN)
+    return (each for each in wizard.inputs if each.shown_as not in {InputKind.HIDDEN, InputKind.SECRET})
 
 
 def _value(each: Input, typed: Typed) -> Any:

@@ -1,6 +1,7 @@
 """The page of a tenant, read-only: its usage, charges, limits, keys and failed requests. It opens with any valid key of
-the tenant. The session keeps only the key's prefix, and each request checks the key again. It never shows another
-tenant's rows (I15)."""
+the tenant, or with a login by the identity provider whose groups an admin has mapped to tenants. The session keeps only
+the key's prefix, or the groups, and each request checks the key or the mapping again. It never shows another tenant's
+rows (I15)."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,6 +15,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods
 
+from accounts.oidc import provider
+from accounts.services.identity_provider import tenants_of_groups
+from accounts.services.session import TenantLogin, tenant_login_of, tenant_session_end
 from audit.middleware import audit_exempt
 from fleet.requests.models import RequestSample
 from fleet.requests.pages import FAILED_SHOWN
@@ -32,11 +36,13 @@ MAX_KEY = 200
 
 @dataclass(frozen=True, slots=True)
 class TenantView:
-    """`tokens` and `charged` of this month (UTC); `day`: sums of the last 24 hours; `opened_by`: the key that opened
-    the page."""
+    """`tokens` and `charged` of this month (UTC); `day`: sums of the last 24 hours; `key`: the one that opened the
+    page, or `login` and `others`, the other tenants of this login."""
 
     tenant: str
-    opened_by: ApplicationKey
+    key: ApplicationKey | None
+    login: TenantLogin | None
+    others: tuple[str, ...]
     tokens: int
     charged: Decimal
     day: dict[str, int]
@@ -47,8 +53,18 @@ class TenantView:
     use: KeyUse | None
 
 
-def tenant_view(key: ApplicationKey, now: datetime) -> TenantView:
-    tenant = key.tenant
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The visible tenant of a session: that of its key, or one of those of its login."""
+
+    tenant: str
+    key: ApplicationKey | None = None
+    login: TenantLogin | None = None
+    others: tuple[str, ...] = ()
+
+
+def tenant_view(opened: Opened, now: datetime) -> TenantView:
+    tenant, key = opened.tenant, opened.key
     month = UsageMonth.objects.filter(tenant=tenant, month=month_of(now)).first()
     keys = list(keys_described(now).filter(tenant=tenant).order_by("-id")[:KEYS_SHOWN])
     day = UsageHour.objects.filter(tenant=tenant, hour__gt=now - timedelta(days=1)).aggregate(
@@ -57,7 +73,9 @@ def tenant_view(key: ApplicationKey, now: datetime) -> TenantView:
     own = Q(tenant=tenant) | Q(key__in=ApplicationKey.objects.filter(tenant=tenant).values("prefix"))
     return TenantView(
         tenant=tenant,
-        opened_by=key,
+        key=key,
+        login=opened.login,
+        others=opened.others,
         tokens=month.tokens if month else 0,
         charged=month.charged if month else Decimal(0),
         day=day,
@@ -65,7 +83,7 @@ def tenant_view(key: ApplicationKey, now: datetime) -> TenantView:
         keys=tuple(KeyRow(row, row.state_at(now)) for row in keys),
         hours=usage_rows(tenant=tenant),
         failed=tuple(failed_requests_of(now, tenant=tenant)[:FAILED_SHOWN]),
-        use=key_use(key),
+        use=key_use(key) if key else None,
     )
 
 
@@ -78,6 +96,7 @@ def tenant_page(request: HttpRequest) -> HttpResponse:
     now, refused = clock.now(), ""
     if request.method == "POST":
         request.session.pop(SESSION_KEY, None)
+        tenant_session_end(request=request)
         if "leave" in request.POST:
             return redirect("tenant")
         prefix, refused = _opened(str(request.POST.get("key", ""))[:MAX_KEY], now)
@@ -85,12 +104,16 @@ def tenant_page(request: HttpRequest) -> HttpResponse:
             request.session.cycle_key()
             request.session[SESSION_KEY] = prefix
             return redirect("tenant")
-    key = None
+    opened = None
+    known = provider()
     if prefix := request.session.get(SESSION_KEY, ""):
-        key, refused = _still_valid(prefix, now)
-    if key is None:
-        return render(request, "traffic/keys/tenant_login.html", {"refused": refused}, status=403 if refused else 200)
-    return render(request, "traffic/keys/tenant_page.html", {"body": tenant_view(key, now), "now": now})
+        opened, refused = _still_valid(prefix, now)
+    elif login := tenant_login_of(request, known.issuer if known else "", now):
+        opened, refused = _of_login(login, str(request.GET.get("tenant", "")))
+    if opened is None:
+        context = {"refused": refused, "provider": known}
+        return render(request, "traffic/keys/tenant_login.html", context, status=403 if refused else 200)
+    return render(request, "traffic/keys/tenant_page.html", {"body": tenant_view(opened, now), "now": now})
 
 
 def _opened(text: str, now: datetime) -> tuple[str, str]:
@@ -102,7 +125,7 @@ def _opened(text: str, now: datetime) -> tuple[str, str]:
     return application.key, "" if application.key else "this is not an application key: it starts with sw_"
 
 
-def _still_valid(prefix: str, now: datetime) -> tuple[ApplicationKey | None, str]:
+def _still_valid(prefix: str, now: datetime) -> tuple[Opened | None, str]:
     key = ApplicationKey.objects.filter(prefix=prefix).first()
     if key is None:
         return None, ""
@@ -110,4 +133,13 @@ def _still_valid(prefix: str, now: datetime) -> tuple[ApplicationKey | None, str
         application_with(key, now)
     except UnknownApplication as unknown:
         return None, str(unknown)
-    return key, ""
+    return Opened(key.tenant, key=key), ""
+
+
+def _of_login(login: TenantLogin, wanted: str) -> tuple[Opened | None, str]:
+    """The wanted tenant of the login, or its first one. The mapping is read again, so that its end closes the page."""
+    mapped = sorted(set(tenants_of_groups(frozenset(login.groups)).values()))
+    if not mapped:
+        return None, "your groups at the identity provider are no longer mapped to a tenant; ask an admin"
+    tenant = wanted if wanted in mapped else mapped[0]
+    return Opened(tenant, login=login, others=tuple(one for one in mapped if one != tenant)), ""
