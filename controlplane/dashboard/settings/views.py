@@ -87,7 +87,10 @@ GROUPS = _page(
     lists=(read.GROUP_LIST, lists.GRANT_LIST),
 )
 SINGLE_SIGN_ON = _page(
-    "Single sign-on", Role.ADMIN, _settings_fragment("single-sign-on", "Single sign-on", lambda request: sign_on_view())
+    "Single sign-on",
+    Role.ADMIN,
+    _settings_fragment("single-sign-on", "Single sign-on", lambda request: sign_on_view()),
+    lists=(),
 )
 APPROVALS = _page(
     "Approvals",
