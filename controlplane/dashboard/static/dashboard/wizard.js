@@ -93,6 +93,7 @@ document.body.addEventListener("htmx:afterSettle", () => {
   showRaw();
 });
 
+for (const button of form.querySelectorAll("[data-test]")) button.hidden = false;
 for (const button of form.querySelectorAll("[data-add-row]")) {
   button.hidden = false;
   button.addEventListener("click", () => addRow(button.closest("[data-rows]")).focus());
