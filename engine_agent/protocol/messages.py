@@ -18,7 +18,8 @@ from engine_agent.protocol.states import AgentKind, CellRole, EngineState, Membe
 from engine_agent.protocol.telemetry_messages import NodeTelemetry
 
 PROTOCOL_VERSION = 2
-"""Rises with every change of a message's shape; see docs/design/agents.md#releases."""
+"""Rises with every change that the other side would misread: a removed or renamed field, or one without a default.
+Older sides ignore new fields with defaults. See docs/design/agents.md#protocol."""
 PROTOCOLS_SPOKEN = (PROTOCOL_VERSION, PROTOCOL_VERSION - 1)
 """Protocols of agents that the control plane serves: its own, and the previous one during an upgrade of the agents."""
 

@@ -119,7 +119,8 @@ class AskedFleet:
 
 
 class RunningFleet(AskedFleet):
-    """Starts and stops through the same commands as the Makefile's targets."""
+    """Starts and stops through the same commands as the Makefile's targets. It imports from a hub on `hub_port`, if a
+    test serves one."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -128,6 +129,8 @@ class RunningFleet(AskedFleet):
         self.agent_port = free_ports(1)
         self.ingress_port = free_ports(len(REGIONS))
         self.node_ports = node_ports()
+        self.hub_port = free_ports(1)
+        imports, shipped = home / "models", Path(os.environ.get("SWITCHYARD_CACHE", CHECKOUT / ".cache")) / "artifacts"
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -141,6 +144,9 @@ class RunningFleet(AskedFleet):
             "SWITCHYARD_AGENT_PORT": str(self.agent_port),
             "SWITCHYARD_INGRESS_PORT": str(self.ingress_port),
             "SWITCHYARD_NODE_PORTS": str(self.node_ports),
+            "SWITCHYARD_HF_ENDPOINT": f"http://127.0.0.1:{self.hub_port}",
+            "SWITCHYARD_IMPORT_STORE": imports.as_uri(),
+            "SWITCHYARD_ARTIFACT_SOURCES": f"{shipped.resolve().as_uri()},{imports.as_uri()}",
             "WAIT_S": str(START_LIMIT_S - 20),
         }
 

@@ -35,7 +35,7 @@ from models_registry.versions.pages.data import version_find
 from models_registry.versions.planning.engine_arguments import ENGINES
 from models_registry.versions.planning.lifecycle import evaluate_version
 from models_registry.versions.planning.machines import NAMES, WITHIN
-from models_registry.versions.planning.proposals import Proposal, propose
+from models_registry.versions.planning.proposals import PROPOSED_ENGINES, Proposal, propose
 from models_registry.versions.planning.spec import NEURON_DTYPES, NEURON_SCHEMES
 from models_registry.versions.planning.speculation import Method
 from models_registry.versions.selectors import stored_checkpoints
@@ -87,7 +87,7 @@ def _nested_fields(values: Values) -> Iterator[tuple[str, Any]]:
         yield field, {**stated, **values.get(f"{field}.more", {})}
     yield "adapters", values.get("adapters", [])
     yield "golden_prompts", values.get("golden_prompts", [])
-    yield "modalities", [name for name in Modality if values.get(f"modalities.{name}")]
+    yield "modalities", [name.value for name in Modality if values.get(f"modalities.{name}")]
     yield "roles", values.get("roles", {})
     yield "by_type", values.get("by_type", {})
 
@@ -166,7 +166,8 @@ def _start_edit(request: PageRequest) -> dict[str, str]:
     version = found_or_404(version_find(request.key), f"model version {request.key!r}")
     texts = {**_texts(version), "model": version.model_id, "version": version.version}
     if not version.parallelism and (found := _proposals(version)):
-        texts |= _proposed(found[0][0], 0)
+        chosen = {} if version.engine in PROPOSED_ENGINES else {"engine": version.engine}
+        texts |= _proposed(found[0][0], 0) | chosen
     return texts
 
 

@@ -17,6 +17,8 @@ NODES_TRIED = (1, 2, 4, 8)
 WITH_FP8 = ("b200", "b300", "gb200", "h100", "h200", "l4", "l40s", "rtx-pro-4500", "rtx-pro-6000")
 """Accelerators with FP8 matrix units, for which vLLM quantizes linear layers while it loads."""
 NO_ENGINE = ("none",)
+PROPOSED_ENGINES = ("neuron", "vllm")
+"""Engines of proposals. The choice of any other one is kept."""
 
 
 @dataclass(frozen=True, slots=True)

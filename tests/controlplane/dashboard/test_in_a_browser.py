@@ -3,14 +3,11 @@ virtual one).
 """
 
 import re
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection, transaction
+from django.db import transaction
 from playwright.sync_api import Browser, Page, Route, expect
 
 from fleet.cells.models import Cell
@@ -18,16 +15,10 @@ from fleet.faults.models import Incident
 from fleet.rollouts.models import Rollout
 from kernel import clock, live
 from kernel.transitions import compare_and_set
-from lab.checkpoints import CONFIGS, write_checkpoint
-from models_registry.artifacts.planner import ArtifactLimits, parse_place
-from models_registry.imports.models import ModelImport
-from models_registry.instance_types.services import instance_types_ship
-from models_registry.versions.services.validation import Slice, validations_advance
 from tests.controlplane.dashboard.fleets import STATES, one_more_of_everything
 from tests.controlplane.dashboard.page_urls import DETAILS, FILTERED, FORMS
 from tests.controlplane.dashboard.web import web_process
 from tests.fleet import rows
-from tests.models_registry.imports.jobs import configured_hub, run
 from tests.scenarios.browser.pages import LISTS, complaints
 from tests.scenarios.browser.pages import Page as Listed
 from tests.scenarios.browser.watched import DESK, JUDGED, LIMIT_MS, Look, Theme, Watched, chromium_running
@@ -353,77 +344,6 @@ def give_password(page: Page, address: str) -> None:
     page.fill("#id_username", "ada")
     page.fill("#id_password", PASSWORD)
     page.click("button[type=submit]")
-
-
-def _in_a_process(work: Callable[[], object]) -> None:
-    """As the process `jobs` or a worker does it, outside the event loop of this thread."""
-
-    def run() -> None:
-        try:
-            work()
-        finally:
-            connection.close()
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(run).result()
-
-
-@pytest.mark.long
-def test_a_new_operator_goes_from_the_name_of_a_model_to_a_prompt(
-    chromium: Browser, tmp_path: Path, settings: Any
-) -> None:
-    User.objects.create_superuser("operator", password=PASSWORD)
-    instance_types_ship()
-    rows.node("n-f0000001")
-    write_checkpoint(tmp_path / "hub", CONFIGS["gqa"])
-    with (
-        configured_hub(settings, tmp_path) as hub,
-        web_process(
-            tmp_path / "web.log",
-            SWITCHYARD_HF_ENDPOINT=hub.url,
-            SWITCHYARD_ARTIFACT_SOURCES=settings.IMPORT_STORE,
-        ) as address,
-    ):
-        hub.files = {file.name: file.read_bytes() for file in (tmp_path / "hub").iterdir()}
-        watched = Reader(chromium, address)
-        page, clicks = watched.page, 0
-
-        def click(*names: str) -> None:
-            nonlocal clicks
-            for name in names:
-                page.get_by_role("main").or_(page.locator("nav")).get_by_text(name, exact=True).first.click()
-                clicks += 1
-
-        click("Models", "New model")
-        expect(page.locator("#input-source")).to_be_focused()
-        page.keyboard.type("ftp://org/model")
-        expect(page.locator("#error-source")).to_contain_text("it must be hf://ORG/NAME")
-        page.fill("#input-source", "org/model")
-        expect(page.locator("#wizard-yaml")).to_contain_text("source: hf://org/model")
-        assert watched.barriers() == []
-        click("Apply")
-        expect(page.locator("h1")).to_have_text("hf://org/model@main")
-        _in_a_process(lambda: run(ModelImport.objects.get()))
-        click("Set up model@1")
-        page.fill("#input-golden_waiver", "a first try")
-        expect(page.locator("#facts-checks")).to_contain_text("can be validated")
-        assert watched.barriers() == []
-        click("Apply")
-        expect(page.locator("h1")).to_have_text("model@1")
-        _in_a_process(
-            lambda: validations_advance(Slice((parse_place(settings.IMPORT_STORE),), ArtifactLimits(), clock.now))
-        )
-        click("Deploy")
-        expect(page.locator("#wizard-yaml")).to_contain_text("allow_unreleased: true")
-        click("Review")
-        expect(page.locator("#wizard-check")).to_contain_text("Predicted effect on model")
-        assert watched.barriers() == []
-        click("Apply")
-        expect(page.locator("h1")).to_have_text("model")
-        click("Try it")
-        expect(page.locator("h1")).to_have_text("Playground")
-        assert watched.trouble() == []
-        assert clicks + len(["Send"]) <= 12
 
 
 @pytest.mark.long

@@ -25,13 +25,13 @@ PATH = "/v1/chat/completions"
 
 @asynccontextmanager
 async def cell(home: Path, *arguments: str, max_concurrency: int = 4) -> AsyncIterator[tuple[ProxyProcess, Member]]:
-    """A simulated cell of one node and its proxy."""
+    """A simulated cell of one node and its proxy. Its version takes images."""
     engines = Cell(home, followers=0)
-    leader = engines.start(0, *arguments)
+    leader = engines.start(0, "--modality", "image", *arguments)
     engine = Engine()
     engine.port = int(leader.url.rpartition(":")[2])
     try:
-        options = ("--priorities", "--model", MODEL)
+        options = ("--priorities", "--model", MODEL, "--modality", "image")
         async with running_proxy(engine, *options, max_concurrency=max_concurrency) as proxy:
             yield proxy, leader
     finally:
@@ -86,6 +86,17 @@ async def test_what_the_engine_counted_is_what_is_reported(tmp_path: Path) -> No
         use = await proxy.usage()
         assert use.prompt_tokens_total == 2 * whole["prompt_tokens"]
         assert use.completion_tokens_total == 14
+
+
+async def test_images_reach_an_engine_that_takes_them(tmp_path: Path) -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
+    sound = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
+    async with cell(tmp_path) as (proxy, _):
+        for part, status in ((image, 200), (sound, 400)):
+            messages = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]
+            answer = await ask(proxy, {**CHAT, "messages": messages})
+            assert answer.status == status
+            assert ("choices" in answer.json()) == (part is image)
 
 
 async def test_batch_requests_are_begun_one_by_one_as_the_simulator_says_that_it_has_read_their_prompts(

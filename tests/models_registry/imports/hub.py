@@ -201,10 +201,11 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def local_hub() -> Iterator[LocalHub]:
+def local_hub(port: int = 0) -> Iterator[LocalHub]:
+    """On any free port by default."""
     hub = LocalHub()
     handler = type("Handler", (_Handler,), {"hub": hub})
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), handler)
     hub.url = f"http://127.0.0.1:{server.server_port}"
     Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
     try:

@@ -90,6 +90,13 @@ def test_a_configuration_that_cannot_be_read_leaves_the_draft_without_numbers(se
     assert ModelVersion.objects.get().layers is None
 
 
+def test_a_model_with_a_vision_tower_is_drafted_for_images(server: LocalHub) -> None:
+    server.files["config.json"] = json.dumps({**CONFIG, "vision_config": {"depth": 2}}).encode()
+    row = run(start(draft="smol@1"))
+    assert row.configuration["modalities"] == ["image"]
+    assert ModelVersion.objects.get().modalities == ["image"]
+
+
 def test_modelscope_answers_by_the_same_seam(server: LocalHub, settings: Any) -> None:
     settings.MODELSCOPE_TOKEN = TOKEN
     row = run(start("modelscope://org/model"))

@@ -79,13 +79,15 @@ def test_changed_and_emptied_fields_are_saved_and_validated(draft: ModelVersion)
     changed = {
         "context_length": "4096", "layers": "", "speculation.method": "", "speculation.tokens": "",
         "speculation.more": "", "engine_options-2-option": "", "engine_options-2-value": "", "parallelism-0-tp": "2",
+        "modalities.image": "on",
     }  # fmt: skip
     response = signed_in().post(EDIT, {**form(EDIT, **changed), "go": "apply"})
     assert (response.status_code, response.headers["Location"]) == (302, "/models/sim-70b@9/")
     saved = ModelVersion.objects.get(pk=draft.pk)
     assert (saved.context_length, saved.layers, saved.speculation) == (4096, None, {})
     assert (saved.parallelism["local.cpu"]["tp"], "enforce_eager" in saved.engine_options) == (2, False)
-    assert saved.engine_options["dtype"] == "8"
+    assert (saved.engine_options["dtype"], saved.modalities) == ("8", ["image"])
+    assert form(EDIT)["modalities.image"] == "on"
     assert Validation.objects.get().version == saved
 
 
@@ -143,6 +145,8 @@ def test_proposals_fill_the_split(tmp_path: Path) -> None:
     picked = signed_in().post(url, {**first, "pick": kind, "context_length": "123"}).text
     assert f'value="{kind}"' in picked
     assert 'value="123"' in picked
+    ModelVersion.objects.filter(pk=version.pk).update(engine="sglang")
+    assert form(url)["engine"] == "sglang"
 
 
 def test_the_check_says_what_validation_would_refuse(draft: ModelVersion) -> None:

@@ -1,6 +1,7 @@
 """Tasks of an operator who knows no documentation, by keyboard alone: each takes few enough clicks, of which a key that
 opens or chooses something counts as one."""
 
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,9 @@ import httpx
 import pytest
 from playwright.sync_api import Locator, expect
 
+from lab.checkpoints import CONFIGS, write_checkpoint
 from lab.steady_load import agent_and_engine
+from tests.models_registry.imports.hub import LocalHub, local_hub
 from tests.scenarios.browser.watched import Watched
 from tests.scenarios.running_fleet import REGIONS, RunningFleet, eventually
 
@@ -24,6 +27,7 @@ ONE_CELL_LESS = (
 )
 GATED = {"canary_bake_s": 10, "bake_s": 0, "min_healthy_s": 2, "gate": {"min_samples": 20}}
 SLOW = {"kind": "slow", "factor": 8}
+SMALL = {**CONFIGS["gqa"], "num_hidden_layers": 1, "hidden_size": 192, "head_dim": 16, "vocab_size": 320}
 
 
 class Keyboard:
@@ -64,6 +68,14 @@ class Keyboard:
         self.reach(self.page.get_by_label(label))
         self.page.keyboard.type(text)
 
+    def choose(self, label: str, option: str) -> None:
+        """In a menu, which a pointer opens first."""
+        menu = self.page.get_by_label(label, exact=True)
+        self.reach(menu)
+        self.page.keyboard.type(option)
+        expect(menu).to_have_value(option)
+        self.clicks += 2
+
 
 @pytest.fixture
 def keyboard(operator: Watched) -> Keyboard:
@@ -97,6 +109,63 @@ def test_a_region_is_lost_in_a_draft_only(fleet: RunningFleet, operator: Watched
     assert {name: cell["generation"] for name, cell in fleet.cells().items()} == {
         name: cell["generation"] for name, cell in before.items()
     }
+
+
+@pytest.fixture
+def hub(fleet: RunningFleet, tmp_path: Path) -> Iterator[LocalHub]:
+    """Has the model `org/model`. Deletes its deployment after the test."""
+    with local_hub(fleet.hub_port) as served:
+        folder = write_checkpoint(tmp_path / "hub", SMALL)
+        served.files = {file.name: file.read_bytes() for file in folder.iterdir()}
+        yield served
+    for region in REGIONS:
+        fleet.scale("model", region, 0)
+    fleet.delete("deployments/model")
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("hub")
+def test_a_new_model_answers_a_prompt(operator: Watched, keyboard: Keyboard) -> None:
+    """From its name on a hub to the answer on the screen."""
+    page = operator.page
+    keyboard.go("m", "Models")
+    keyboard.press(page.get_by_role("link", name="New model"))
+    expect(page.get_by_label("Name or address")).to_be_focused()
+    keyboard.fill("Name or address", "ftp://org/model")
+    expect(page.locator("#error-source")).to_contain_text("it must be hf://ORG/NAME")
+    page.keyboard.press("ControlOrMeta+a")
+    keyboard.fill("Name or address", "org/model")
+    keyboard.choose("Engine", "sim")
+    expect(page.locator("#wizard-yaml")).to_contain_text("source: hf://org/model")
+    expect(page.locator("#wizard-yaml")).to_contain_text("engine: sim")
+    assert barriers_of(operator) == []
+    keyboard.press(page.get_by_role("button", name="Apply"))
+    keyboard.arrived("hf://org/model@main")
+    keyboard.press(page.get_by_role("link", name="Set up model@1"))
+    keyboard.arrived("Change draft")
+    keyboard.fill("Reason for none", "a first try")
+    expect(page.locator("#facts-checks")).to_contain_text("can be validated")
+    assert barriers_of(operator) == []
+    keyboard.press(page.get_by_role("button", name="Apply"))
+    keyboard.arrived("model@1")
+    keyboard.press(page.get_by_role("link", name="Deploy", exact=True))
+    keyboard.arrived("New deployment")
+    keyboard.press(page.get_by_role("button", name="Review"))
+    expect(page.locator("#wizard-check")).to_contain_text("Predicted effect on model")
+    assert barriers_of(operator) == []
+    keyboard.press(page.get_by_role("button", name="Apply"))
+    keyboard.arrived("model")
+    expect(page.locator("#deployment-state .state")).to_have_text("serving")
+    keyboard.press(page.get_by_role("link", name="Try it"))
+    keyboard.arrived("Playground")
+    keyboard.fill("Message", "Who are you?")
+    page.keyboard.press("Enter")
+    keyboard.clicks += 1
+    expect(page.locator("[data-part=request]")).to_have_text(re.compile("^[0-9a-f-]{36}$"))
+    expect(page.locator(".by-assistant p")).not_to_be_empty()
+    expect(page.locator("[data-part=cell]")).to_have_text(re.compile("^model-"))
+    assert keyboard.clicks <= 12
+    assert barriers_of(operator) == []
 
 
 @pytest.fixture
