@@ -2,11 +2,13 @@
 
 The secret has 192 random bits, so a plain SHA-256 is enough: there is nothing to guess."""
 
+import base64
 import hashlib
 import hmac
 import secrets
 from dataclasses import dataclass
 
+from cryptography.fernet import Fernet
 from django.utils.crypto import salted_hmac
 
 PREFIX_BYTES = 4
@@ -50,3 +52,8 @@ def secret_prefix(text: str) -> str | None:
 
 def secret_matches(text: str, digest: str) -> bool:
     return hmac.compare_digest(secret_digest(text), digest)
+
+
+def secret_box(purpose: str) -> Fernet:
+    """Returns the box that encrypts stored secrets of third parties for one purpose, with a key from SECRET_KEY."""
+    return Fernet(base64.urlsafe_b64encode(salted_hmac(purpose, "", algorithm="sha256").digest()))

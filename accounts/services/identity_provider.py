@@ -4,28 +4,28 @@ whole: were single values combined, an admin could send the environment's secret
 The client's secret is encrypted for its issuer and client. Another issuer needs a new secret, so that the
 stored one stays with its issuer. Passwords work whatever the provider is."""
 
-import base64
 import json
 import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from cryptography.fernet import Fernet, InvalidToken
+from cryptography.fernet import InvalidToken
 from django.conf import settings
 from django.db import connection, transaction
-from django.utils.crypto import salted_hmac
 
 from accounts.models import IdentityProvider
 from kernel.events import event_record
 from kernel.outbound import RefusedUrl, check_url, parse_networks, parse_url
 from kernel.refusals import Conflict, InvalidInput
+from kernel.secrets import secret_box
 from kernel.tones import Tone
 
 COLUMNS = ("issuer", "client_id", "title", "scopes", "groups_claim", "admit_all", "tenants")
 MAX_TENANT_GROUPS = 500
 MAX_CLAIM = 256
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_PURPOSE = "accounts.identity_provider"
 _LOCK = 0x5357_0026
 """Advisory lock of this database: there is at most one provider."""
 
@@ -35,13 +35,13 @@ class SealedSecret(str):
 
 
 def seal_secret(secret: str, issuer: str, client_id: str) -> str:
-    return _box().encrypt(json.dumps([issuer, client_id, secret]).encode()).decode() if secret else ""
+    return secret_box(_PURPOSE).encrypt(json.dumps([issuer, client_id, secret]).encode()).decode() if secret else ""
 
 
 def unseal_secret(row: IdentityProvider) -> str:
     """Returns the client's secret, or "" if it was encrypted for another issuer or client, or with another key."""
     try:
-        issuer, client_id, secret = json.loads(_box().decrypt(row.sealed_secret.encode()))
+        issuer, client_id, secret = json.loads(secret_box(_PURPOSE).decrypt(row.sealed_secret.encode()))
     except (InvalidToken, ValueError, TypeError):
         return ""
     return str(secret) if (issuer, client_id) == (row.issuer, row.client_id) else ""
@@ -137,8 +137,3 @@ def _provider_event(row: IdentityProvider, what: str, actor: str, now: datetime)
         actor=actor[:64],
         detail={column: getattr(row, column) for column in COLUMNS} | {"has_secret": bool(row.sealed_secret)},
     )
-
-
-def _box() -> Fernet:
-    key = salted_hmac("accounts.identity_provider", "", algorithm="sha256").digest()
-    return Fernet(base64.urlsafe_b64encode(key))

@@ -15,12 +15,8 @@ from tests.fleet.rows import NOW
 from tests.fleet.webhooks.receiver import Answer, Receiver, receiver
 from traffic.async_requests.models import AsyncRequest
 from traffic.async_requests.planner import AsyncSettings, AttemptResponse
-from traffic.async_requests.services.requests import (
-    AsyncSubmission,
-    async_attempt_settle,
-    async_request_accept,
-    async_requests_claim,
-)
+from traffic.async_requests.services.intake import AsyncSubmission, async_request_accept
+from traffic.async_requests.services.requests import async_attempt_settle, async_requests_claim
 from traffic.batches.models import OPEN_STATES, Batch, StoredFile
 from traffic.batches.planning.batch import BatchSettings, parse_new_batch
 from traffic.batches.services.batch import batch_create

@@ -2,10 +2,6 @@
 Ingresses forward these requests unchanged, so the application is identified here by its key. Decides nothing; services
 do."""
 
-import json
-from datetime import timedelta
-from typing import Any
-
 from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, HttpResponseBase, JsonResponse
 from django.urls import path, re_path
@@ -19,13 +15,15 @@ from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from traffic.async_requests.models import AsyncRequest, RefusedMessage, RequestQueue
-from traffic.async_requests.planner import AsyncSettings, AsyncState
-from traffic.async_requests.selectors import async_request_of
+from traffic.async_requests.models import RefusedMessage, RequestQueue
+from traffic.async_requests.planner import AsyncSettings
+from traffic.async_requests.planning.kafka import KafkaSecurity, SaslMechanism, TopicSettings
+from traffic.async_requests.selectors import async_request_json, async_request_of
+from traffic.async_requests.services.intake import AsyncSubmission, async_request_accept
 from traffic.async_requests.services.queues import request_queue_declare, request_queue_withdraw
-from traffic.async_requests.services.requests import AsyncSubmission, async_request_accept, async_request_cancel
+from traffic.async_requests.services.requests import async_request_cancel
 from traffic.tenants.api import application_view, unknown_path
-from traffic.tenants.planner import ApplicationRefused, unix_seconds
+from traffic.tenants.planner import ApplicationRefused
 from traffic.tenants.selectors import Application
 
 ENDPOINTS = {"chat/completions": "/v1/chat/completions", "completions": "/v1/completions"}
@@ -68,42 +66,6 @@ no_such_path = unknown_path(
 )
 
 
-def async_request_json(request: AsyncRequest, settings: AsyncSettings) -> dict[str, Any]:
-    """Returns a request in the application's format; times are Unix seconds."""
-    ended_at = request.ended_at
-    return {
-        "id": request.id,
-        "object": "async.request",
-        "idempotency_key": request.idempotency_key or None,
-        "status": request.state,
-        "endpoint": request.path,
-        "model": request.model,
-        "created_at": unix_seconds(request.created_at),
-        "deadline_at": unix_seconds(request.deadline_at),
-        "ended_at": unix_seconds(ended_at),
-        "expires_at": unix_seconds(ended_at + timedelta(seconds=settings.kept_s)) if ended_at else None,
-        "attempts": request.attempts,
-        "response": _answer_json(request),
-        "error": _error_json(request),
-    }
-
-
-def _answer_json(request: AsyncRequest) -> dict[str, Any] | None:
-    if request.answer is None or request.status is None:
-        return None
-    try:
-        body = json.loads(bytes(request.answer))
-    except ValueError:
-        body = None
-    return {"status_code": request.status, "body": body}
-
-
-def _error_json(request: AsyncRequest) -> dict[str, Any] | None:
-    codes = {AsyncState.FAILED: "failed", AsyncState.EXPIRED: "deadline_exceeded", AsyncState.CANCELLED: "cancelled"}
-    code = codes.get(AsyncState(request.state))
-    return {"message": request.reason, "type": "server_error", "param": None, "code": code} if code else None
-
-
 def _body(request: HttpRequest, settings: AsyncSettings) -> bytes:
     """Returns the body, without reading it if its stated length is too large."""
     too_long = ApplicationRefused(413, "request_too_large", f"the body is longer than {settings.max_body_bytes} bytes")
@@ -131,13 +93,15 @@ class RequestQueueSerializer(serializers.ModelSerializer[RequestQueue]):
     tenant = serializers.CharField(source="key.tenant")
     reason = serializers.CharField(help_text="Why it is not read, or empty.")
     waiting = serializers.IntegerField(allow_null=True, help_text="Approximate number of messages.")
-    refused = serializers.SerializerMethodField(help_text="The last messages left for its dead-letter queue.")
+    has_password = serializers.BooleanField(source="sealed_password", help_text="The password itself is not shown.")
+    refused = serializers.SerializerMethodField(help_text="The last messages that are no requests.")
 
     class Meta:
         model = RequestQueue
         fields = [
-            "id", "url", "name", "key", "tenant", "actor", "created_at", "state", "reason", "read_at", "waiting",
-            "refused",
+            "id", "url", "kind", "name", "key", "tenant", "actor", "created_at", "state", "reason",
+            "read_at", "waiting", "group", "results_topic", "dead_letter_topic", "security", "mechanism",
+            "username", "has_password", "refused",
         ]  # fmt: skip
         examples = {"name": "sw-0123456789ab-requests-orders"}
 
@@ -146,26 +110,54 @@ class RequestQueueSerializer(serializers.ModelSerializer[RequestQueue]):
         return RefusedMessageSerializer(list(row.refused.all())[:REFUSED_SHOWN], many=True).data
 
 
+class TopicSettingsSerializer(StrictSerializer):
+    """Settings of a topic of Kafka."""
+
+    group = serializers.CharField(
+        max_length=128, required=False, help_text="Consumer group. Default: by install and topic."
+    )
+    results_topic = serializers.CharField(max_length=80, required=False, help_text="Gets a record for each outcome.")
+    dead_letter_topic = serializers.CharField(
+        max_length=80, required=False, help_text="Gets records that are no requests, with the reason as a header."
+    )
+    security = serializers.ChoiceField(
+        choices=[each.value for each in KafkaSecurity], required=False, help_text="Default: PLAINTEXT."
+    )
+    mechanism = serializers.ChoiceField(
+        choices=[each.value for each in SaslMechanism], required=False, help_text="Default: SCRAM-SHA-512."
+    )
+    username = serializers.CharField(max_length=256, required=False)
+    password = serializers.CharField(max_length=1024, required=False, help_text="Stored encrypted and never shown.")
+    ca_pem = serializers.CharField(
+        max_length=65536, required=False, help_text="Certificates that may sign the brokers'. Default: the host's."
+    )
+
+
 class DeclareRequestQueueSerializer(StrictSerializer):
-    url = serializers.CharField(max_length=200, help_text="Output `Queue` of deploy/aws/requests.yaml.")
+    url = serializers.CharField(
+        max_length=500, help_text="Output `Queue` of deploy/aws/requests.yaml, or kafka://HOST:PORT[,HOST:PORT]/TOPIC."
+    )
     key = serializers.CharField(max_length=40, help_text="Prefix of an application key.")
+    topic = TopicSettingsSerializer(required=False, help_text="Only for Kafka.")
 
 
 class RequestQueueViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[RequestQueue]):
-    """SQS queues whose messages are near-real-time requests of a key."""
+    """SQS queues and topics of Kafka whose messages are near-real-time requests of a key."""
 
     queryset = RequestQueue.objects.select_related("key").prefetch_related("refused")
     serializer_class = RequestQueueSerializer
     page_order = "id"
     needs = {"create": Role.ADMIN, "destroy": Role.ADMIN}
     ordering_fields = ("id", "name", "created_at")
-    columns = "ID, NAME, TENANT, KEY, STATE, WAITING, REASON"
+    columns = "ID, KIND, NAME, TENANT, KEY, STATE, WAITING, REASON"
 
     @extend_schema(request=DeclareRequestQueueSerializer)
     def create(self, request: Request) -> Response:
-        """Bind a queue to a key, so that senders read it. Returns 409 if it is bound already."""
-        body = body_of(request, DeclareRequestQueueSerializer)
-        row = request_queue_declare(**body, actor=actor_of(request), now=clock.now())
+        """Bind a queue or topic to a key, so that senders read it. Returns 409 if it is bound already."""
+        body = dict(body_of(request, DeclareRequestQueueSerializer))
+        topic = body.pop("topic", None)
+        stated = TopicSettings(**topic) if topic is not None else None
+        row = request_queue_declare(**body, topic=stated, actor=actor_of(request), now=clock.now())
         return Response(RequestQueueSerializer(row).data)
 
     def destroy(self, request: Request, id: str) -> Response:

@@ -8,6 +8,7 @@ from django.db.models import Q
 from fleet.reconcile.planning.states import choices
 from fleet.regions.models import Region
 from traffic.async_requests.planner import OPEN, AsyncState, QueueAddress, QueueState
+from traffic.async_requests.planning.kafka import KafkaSecurity, QueueKind, SaslMechanism
 from traffic.keys.models import ApplicationKey
 
 OPEN_STATES = sorted(state.value for state in OPEN)
@@ -24,7 +25,8 @@ def new_callback_secret() -> str:
 
 class AsyncRequest(models.Model):
     """One accepted request. `attempts` counts leases and fences senders that lost theirs; `failures` counts attempts
-    that an engine may have started. `body` is emptied when the request ends."""
+    that an engine may have started. `body` is emptied when the request ends. `results_to`: the queue whose results
+    topic gets the outcome, at `published_at`, with the key and position in `origin`."""
 
     id = models.CharField(max_length=40, primary_key=True, default=new_id)
     tenant = models.CharField(max_length=64, blank=True)
@@ -50,10 +52,20 @@ class AsyncRequest(models.Model):
     status = models.PositiveIntegerField(null=True)
     answer = models.BinaryField(null=True)
     reason = models.TextField(blank=True)
+    results_to = models.ForeignKey("RequestQueue", on_delete=models.SET_NULL, null=True, related_name="outcomes")
+    origin = models.JSONField(default=dict)
+    published_at = models.DateTimeField(null=True)
 
     class Meta:
         ordering = ["-created_at"]
         indexes = [
+            models.Index(fields=["tenant", "due_at", "id"], name="async_turn", condition=Q(ended_at=None)),
+            models.Index(fields=["tenant"], name="async_sending", condition=Q(state=AsyncState.SENDING.value)),
+            models.Index(
+                fields=["results_to", "ended_at"],
+                name="async_unpublished",
+                condition=Q(ended_at__isnull=False, published_at=None, results_to__isnull=False),
+            ),
             models.Index(fields=["due_at"], name="async_due", condition=Q(ended_at=None)),
             models.Index(fields=["deadline_at"], name="async_deadline", condition=Q(ended_at=None)),
             models.Index(fields=["tenant", "created_at"], name="async_of_tenant"),
@@ -75,17 +87,21 @@ class AsyncRequest(models.Model):
         return f"{self.id}: {self.state}"
 
 
-# SQS queues whose messages become near-real-time requests, and messages that could not.
+# Queues whose messages become near-real-time requests, and messages that could not.
 
 
 class RequestQueue(models.Model):
-    """A queue that senders read. Its messages are requests of `key` and its tenant, whatever they contain. `read_at`:
-    the last successful receive, or the last time none was needed. `waiting`: approximate number of messages, null if
-    unknown. `reason`: why it is not read, or empty."""
+    """A queue of SQS or a topic of Kafka that senders read. Its messages are requests of `key` and its tenant, whatever
+    they contain. `read_at`: the last successful receive, or the last time none was needed. `waiting`: approximate
+    number of messages, null if unknown. `reason`: why it is not read, or empty.
 
-    url = models.CharField(max_length=200, unique=True)
-    aws_region = models.CharField(max_length=32)
-    account = models.CharField(max_length=12)
+    `name` is the queue's or the topic's. AWS region and account are those of SQS; the columns below `waiting` are
+    Kafka's. `sealed_password` is encrypted for these brokers and this user."""
+
+    url = models.CharField(max_length=500, unique=True)
+    kind = models.CharField(max_length=8, choices=choices(QueueKind), default=QueueKind.SQS.value)
+    aws_region = models.CharField(max_length=32, blank=True)
+    account = models.CharField(max_length=12, blank=True)
     name = models.CharField(max_length=80)
     key = models.ForeignKey(ApplicationKey, on_delete=models.PROTECT, related_name="request_queues")
     actor = models.CharField(max_length=64)
@@ -94,6 +110,14 @@ class RequestQueue(models.Model):
     reason = models.TextField(blank=True)
     read_at = models.DateTimeField(null=True)
     waiting = models.PositiveBigIntegerField(null=True)
+    group = models.CharField(max_length=128, blank=True)
+    results_topic = models.CharField(max_length=80, blank=True)
+    dead_letter_topic = models.CharField(max_length=80, blank=True)
+    security = models.CharField(max_length=16, choices=choices(KafkaSecurity), blank=True)
+    mechanism = models.CharField(max_length=16, choices=choices(SaslMechanism), blank=True)
+    username = models.CharField(max_length=256, blank=True)
+    sealed_password = models.TextField(blank=True)
+    ca_pem = models.TextField(blank=True)
 
     class Meta:
         ordering = ["name", "id"]
@@ -101,7 +125,13 @@ class RequestQueue(models.Model):
     def __str__(self) -> str:
         return self.name
 
+    @property
+    def brokers(self) -> str:
+        """Addresses of Kafka's brokers, with commas."""
+        return self.url.removeprefix("kafka://").partition("/")[0]
+
     def address(self) -> QueueAddress:
+        """The address of a queue of SQS."""
         return QueueAddress(self.url, self.aws_region, self.account, self.name)
 
 

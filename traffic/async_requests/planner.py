@@ -37,6 +37,8 @@ class AsyncSettings:
     longest_limit_s: float = 86_400.0
     kept_s: float = 86_400.0
     """How long an outcome can be fetched after its end."""
+    unpublished_kept_s: float = 604_800.0
+    """The same for one that its results topic has not taken: a week."""
     max_body_bytes: int = 1024 * 1024
     """About 250,000 tokens of text."""
     max_answer_bytes: int = 4 * 1024 * 1024
@@ -188,8 +190,8 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
 
 
 class QueueState(StrEnum):
-    """`new`: not read yet. `full`: no room for more requests. `stopped`: its key is not valid. `unread`: AWS denies
-    access or does not respond."""
+    """`new`: not read yet. `full`: no room for more requests. `stopped`: its key is not valid. `unread`: AWS or a
+    broker denies access or does not respond."""
 
     NEW = "new"
     READING = "reading"
@@ -291,13 +293,13 @@ def is_temporary(status: int) -> bool:
     return status in {429, 503}
 
 
-def room(*, waiting: int, most_waiting: int, last_minute: int, per_minute: int) -> int:
+def room(*, waiting: int, most_waiting: int, last_minute: int, per_minute: int, most: int = RECEIVED_AT_ONCE) -> int:
     """Returns how many messages may be received now. Messages that could not be accepted are not received, because each
     receive brings them nearer to the dead-letter queue. `per_minute` 0 means no limit."""
     left = most_waiting - waiting
     if per_minute:
         left = min(left, per_minute - last_minute)
-    return max(0, min(RECEIVED_AT_ONCE, left))
+    return max(0, min(most, left))
 
 
 def pause_s(failures: int) -> float:

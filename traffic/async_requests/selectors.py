@@ -1,11 +1,15 @@
 """Reads near-real-time requests and the regions and ingresses that serve them. It never writes."""
 
+import json
 from datetime import datetime, timedelta
+from typing import Any
 
 from traffic.async_requests.models import AsyncRequest
+from traffic.async_requests.planner import AsyncSettings, AsyncState
 from traffic.routing.models import Ingress, RoutingTable
 from traffic.routing.planning.tables import IngressAddress
 from traffic.routing.selectors import UnreadableTable, ingress_addresses, table_message
+from traffic.tenants.planner import unix_seconds
 from traffic.tenants.selectors import Application
 
 
@@ -49,3 +53,39 @@ def ingress_addresses_by_region() -> dict[str, list[IngressAddress]]:
     for ingress in ingress_addresses():
         addresses.setdefault(ingress.region, []).append(ingress)
     return addresses
+
+
+def async_request_json(request: AsyncRequest, settings: AsyncSettings) -> dict[str, Any]:
+    """Returns a request in the application's format; times are Unix seconds."""
+    ended_at = request.ended_at
+    return {
+        "id": request.id,
+        "object": "async.request",
+        "idempotency_key": request.idempotency_key or None,
+        "status": request.state,
+        "endpoint": request.path,
+        "model": request.model,
+        "created_at": unix_seconds(request.created_at),
+        "deadline_at": unix_seconds(request.deadline_at),
+        "ended_at": unix_seconds(ended_at),
+        "expires_at": unix_seconds(ended_at + timedelta(seconds=settings.kept_s)) if ended_at else None,
+        "attempts": request.attempts,
+        "response": _answer_json(request),
+        "error": _error_json(request),
+    }
+
+
+def _answer_json(request: AsyncRequest) -> dict[str, Any] | None:
+    if request.answer is None or request.status is None:
+        return None
+    try:
+        body = json.loads(bytes(request.answer))
+    except ValueError:
+        body = None
+    return {"status_code": request.status, "body": body}
+
+
+def _error_json(request: AsyncRequest) -> dict[str, Any] | None:
+    codes = {AsyncState.FAILED: "failed", AsyncState.EXPIRED: "deadline_exceeded", AsyncState.CANCELLED: "cancelled"}
+    code = codes.get(AsyncState(request.state))
+    return {"message": request.reason, "type": "server_error", "param": None, "code": code} if code else None

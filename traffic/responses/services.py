@@ -13,13 +13,8 @@ from django.db import transaction
 
 from traffic.async_requests.planner import AsyncSettings
 from traffic.async_requests.selectors import ingress_addresses_by_region, serving_region
-from traffic.async_requests.services.requests import (
-    RESPONSES_PATH,
-    AsyncSubmission,
-    async_request_accept,
-    async_request_cancel,
-    serving_region_check,
-)
+from traffic.async_requests.services.intake import AsyncSubmission, async_request_accept, serving_region_check
+from traffic.async_requests.services.requests import RESPONSES_PATH, async_request_cancel
 from traffic.keys.planner import is_counted, sender_key_text
 from traffic.responses.models import OPEN_RESPONSE_STATES, StoredResponse, new_response_id
 from traffic.responses.planner import (

@@ -15,7 +15,7 @@ from kernel.process_role import ProcessRole
 from models_registry.benchmarks.services.runner import BenchmarkRunner
 from models_registry.benchmarks.services.search_runner import SearchRunner
 from models_registry.imports.services.runner import ModelImporter
-from traffic.async_requests.services.queues import QueueReaders
+from traffic.async_requests.services.queue_readers import QueueReaders
 from traffic.async_requests.services.sender import AsyncSender
 from traffic.batches.services.runner import BatchChores, BatchSender
 

@@ -19,7 +19,8 @@ from lab.cloud.server import World, serve
 from lab.cloud.stack import deploy
 from tests.traffic.rows import BODY, serving_fleet
 from traffic.async_requests.models import AsyncRequest, RequestQueue
-from traffic.async_requests.services.queues import QueueReaders, request_queue_declare
+from traffic.async_requests.services.queue_readers import QueueReaders
+from traffic.async_requests.services.queues import request_queue_declare
 from traffic.keys.services import key_create
 
 pytestmark = [pytest.mark.cloud, pytest.mark.django_db]
@@ -58,7 +59,7 @@ def queue(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Declared]:
     with serve(world):
         clients = cache(world.client)
         monkeypatch.setattr("fleet.clouds.aws.calls.client", lambda service, region, once: clients(service, region))
-        monkeypatch.setattr("traffic.async_requests.services.queues.WAIT_S", 0)
+        monkeypatch.setattr("traffic.async_requests.services.queue_readers.WAIT_S", 0)
         now = timezone.now()
         stated = {"Install": install_ensure(now).pk, "Name": "orders"}
         stack = deploy(world, REGION, "switchyard-requests-orders", "requests.yaml", stated)
@@ -70,10 +71,10 @@ def queue(db: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[Declared]:
 
 
 def test_a_message_is_deleted_once_its_request_is_there(queue: Declared, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("traffic.async_requests.services.queues.VISIBILITY_S", 0)
+    monkeypatch.setattr("traffic.async_requests.services.queue_readers.VISIBILITY_S", 0)
     sent = queue.send(X_Switchyard_Deadline_Ms="60000")
     with monkeypatch.context() as dying:
-        dying.setattr("traffic.async_requests.services.queues.messages_delete", _dies)
+        dying.setattr("traffic.async_requests.services.queue_readers.messages_delete", _dies)
         with pytest.raises(Unanswered):
             queue.read()
     assert (AsyncRequest.objects.count(), queue.left()) == (1, 1)
@@ -91,7 +92,7 @@ def _dies(*_: object) -> None:
 def test_what_is_no_request_goes_to_the_dead_letters_with_one_reason(
     queue: Declared, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("traffic.async_requests.services.queues.VISIBILITY_S", 0)
+    monkeypatch.setattr("traffic.async_requests.services.queue_readers.VISIBILITY_S", 0)
     sent = queue.send("no JSON")
     for _ in range(7):  # five receives are allowed
         queue.read()

@@ -14,13 +14,8 @@ from tests.fleet.rows import NOW
 from tests.traffic.rows import BODY, accepted, serving_fleet
 from traffic.async_requests.models import AsyncRequest
 from traffic.async_requests.planner import AsyncSettings, AsyncState
-from traffic.async_requests.services.requests import (
-    AsyncSubmission,
-    async_request_accept,
-    async_request_cancel,
-    async_request_end,
-    async_requests_trim,
-)
+from traffic.async_requests.services.intake import AsyncSubmission, async_request_accept
+from traffic.async_requests.services.requests import async_request_cancel, async_request_end, async_requests_trim
 from traffic.tenants.models import GrantUse, TenantGrant
 from traffic.tenants.planner import ApplicationRefused
 from traffic.tenants.selectors import Application

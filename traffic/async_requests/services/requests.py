@@ -3,41 +3,29 @@ and ends once: each end names the initial state, and only the first applies. It 
 transaction. Each step of a lease is one statement or transaction; if a sender dies between two, another continues after
 the lease. It never calls an ingress."""
 
-import hashlib
 import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
-from django.conf import settings as django_settings
 from django.db import connection, transaction
 from django.db.models import Q, QuerySet
 
-from engine_agent.protocol.request_bodies import BadRequest, check_body
-from engine_agent.protocol.request_checks import check_request
-from engine_agent.protocol.states import ServingClass
 from fleet.webhooks.services import delivery_create_to
-from kernel.outbound import RefusedUrl, check_url, parse_networks
-from traffic.async_requests.models import OPEN_STATES, AsyncRequest, new_callback_secret
+from traffic.async_requests.models import OPEN_STATES, AsyncRequest
 from traffic.async_requests.planner import (
     AsyncSettings,
     AsyncState,
     AttemptResponse,
     Verdict,
     evaluate_attempt,
-    limit_of,
 )
 from traffic.async_requests.selectors import (
-    accepted_since,
     async_request_of,
-    deployments_of_model,
-    open_requests,
-    serving_region,
 )
 from traffic.responses.models import OPEN_RESPONSE_STATES, StoredResponse
 from traffic.responses.planner import ResponseState, ended_response, state_of
-from traffic.tenants.planner import QUOTA_USED_UP, ApplicationRefused, json_object
 from traffic.tenants.selectors import Application, callback_refusal
 
 RESPONSES_PATH = "/v1/responses"
@@ -76,58 +64,8 @@ def _answer_of(request: AsyncRequest) -> object:
         return None
 
 
-MAX_IDEMPOTENCY_LETTERS = 128
-MAX_URL_LETTERS = 500
 ENDED_EVENT = "async.ended"
 """Event sent to the callback URL of a request."""
-
-
-@dataclass(frozen=True, slots=True)
-class AsyncSubmission:
-    """A request as sent. All but `path` and `body` comes from headers; None means unstated. `sent_at` is when it was
-    sent, if not now; a stated limit counts from then."""
-
-    path: str
-    body: bytes
-    region: str = ""
-    limit_ms: str | None = None
-    callback_url: str | None = None
-    idempotency_key: str | None = None
-    sent_at: datetime | None = None
-
-
-def async_request_accept(
-    *, application: Application, submission: AsyncSubmission, now: datetime, settings: AsyncSettings | None = None
-) -> tuple[AsyncRequest, bool]:
-    """Accepts a request. Returns it and whether it is new: a repeated idempotency key returns the first request. Raises
-    ApplicationRefused if it is not accepted."""
-    chosen = settings or AsyncSettings()
-    payload = _checked_body(submission.body, chosen)
-    model = payload["model"]
-    columns = {
-        **_checked_headers(application, submission, now, chosen),
-        **_placement_columns(application, submission, model),
-    }
-    _check_members(submission, payload)
-    digest = hashlib.sha256(submission.path.encode() + b"\0" + submission.body).hexdigest()
-    if submission.idempotency_key and (earlier := _repeated_request(application, submission.idempotency_key, digest)):
-        return earlier, False
-    _check_quotas(application, now, chosen)
-    columns |= {
-        "tenant": application.tenant,
-        "path": submission.path,
-        "model": model,
-        "body": canonical_body(payload),
-        "digest": digest,
-    }
-    columns |= {"key": application.key, "max_concurrent": application.max_concurrent, "created_at": now, "due_at": now}
-    if not submission.idempotency_key:
-        return AsyncRequest.objects.create(**columns), True
-    unique = {"tenant": columns.pop("tenant"), "idempotency_key": columns.pop("idempotency_key")}
-    request, created = AsyncRequest.objects.get_or_create(**unique, defaults=columns)
-    if not created and request.digest != digest:
-        raise _other_request(submission.idempotency_key)
-    return request, created
 
 
 def async_request_cancel(*, application: Application, request_id: str, now: datetime) -> AsyncRequest | None:
@@ -174,117 +112,12 @@ def async_request_end(
 
 
 def async_requests_trim(*, now: datetime, settings: AsyncSettings | None = None) -> int:
-    """Deletes outcomes after their retention. Returns their number."""
-    kept_s = (settings or AsyncSettings()).kept_s
-    return AsyncRequest.objects.filter(ended_at__lt=now - timedelta(seconds=kept_s)).delete()[0]
-
-
-def canonical_body(payload: dict[str, Any]) -> bytes:
-    """Returns the validated body, serialised again so that all readers on the way parse it alike. The model comes first
-    and in ASCII, for the parser that stops there."""
-    return json.dumps({"model": payload["model"], **payload}, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _checked_body(body: bytes, settings: AsyncSettings) -> dict[str, Any]:
-    if len(body) > settings.max_body_bytes:
-        raise ApplicationRefused(413, "request_too_large", f"the body is longer than {settings.max_body_bytes} bytes")
-    payload = json_object(body)
-    model = payload.get("model")
-    if not isinstance(model, str) or not model:
-        raise ApplicationRefused(400, "missing_required_parameter", "the field `model` must name a model", "model")
-    if payload.get("stream"):
-        raise ApplicationRefused(
-            400, "invalid_value", "a near-real-time request cannot stream; omit `stream`", "stream"
-        )
-    return payload
-
-
-def _check_members(submission: AsyncSubmission, payload: dict[str, Any]) -> None:
-    try:
-        check_request(submission.path, payload)
-        check_body(submission.path, submission.body)
-    except BadRequest as error:
-        code = error.code or "invalid_value"
-        raise ApplicationRefused(error.status, code, str(error), error.param) from error
-
-
-def _checked_headers(
-    application: Application, submission: AsyncSubmission, now: datetime, settings: AsyncSettings
-) -> dict[str, Any]:
-    try:
-        limit_s = limit_of(submission.limit_ms, settings)
-    except ValueError as error:
-        raise ApplicationRefused(400, "bad_header", f"X-Switchyard-Deadline-Ms {error}") from error
-    key = submission.idempotency_key or ""
-    if len(key) > MAX_IDEMPOTENCY_LETTERS or not key.isprintable():
-        raise ApplicationRefused(
-            400, "bad_header", f"Idempotency-Key must be 1 to {MAX_IDEMPOTENCY_LETTERS} characters"
-        )
-    since = min(now, submission.sent_at or now) if submission.limit_ms else now
-    columns = {"deadline_at": since + timedelta(seconds=limit_s), "idempotency_key": key}
-    return columns | (_checked_callback(application.tenant, submission.callback_url) if submission.callback_url else {})
-
-
-def _checked_callback(tenant: str, url: str) -> dict[str, str]:
-    try:
-        if len(url) > MAX_URL_LETTERS:
-            raise RefusedUrl(f"must be at most {MAX_URL_LETTERS} characters long")
-        check_url(url, parse_networks(django_settings.WEBHOOK_NETWORKS))
-        if why := callback_refusal(tenant, url):
-            raise RefusedUrl(why)
-    except RefusedUrl as refusal:
-        raise ApplicationRefused(400, "bad_header", f"X-Switchyard-Callback-Url: {refusal}") from refusal
-    return {"callback_url": url, "callback_secret": new_callback_secret()}
-
-
-def _placement_columns(application: Application, submission: AsyncSubmission, model: str) -> dict[str, str]:
-    region = serving_region_check(application, submission.region, model)
-    classes = list(ServingClass)
-    urgency = max(classes.index(ServingClass.NEAR_REALTIME), classes.index(application.serving_class))
-    return {"region_id": region, "serving_class": classes[urgency].value}
-
-
-def serving_region_check(application: Application, named: str, model: str) -> str:
-    """Returns the region that serves a model for an application; `named` is the region of its ingress. Raises
-    ApplicationRefused if no region serves it, or the key is not valid for it."""
-    region = serving_region(named)
-    deployments = deployments_of_model(region, model) if region else None
-    if region is None or deployments is None:
-        raise ApplicationRefused(503, "no_routing_table", "no region serves yet; retry shortly")
-    if not deployments:
-        raise ApplicationRefused(404, "model_not_found", f"The model `{model[:200]}` does not exist", "model")
-    if not application.may_use(deployments):
-        raise ApplicationRefused(
-            403, "model_not_allowed", f"This API key does not include the model `{model[:200]}`", "model"
-        )
-    return region
-
-
-def _check_quotas(application: Application, now: datetime, settings: AsyncSettings) -> None:
-    if application.over_quota:
-        why = "You exceeded your current quota: the budget of this month is used up"
-        raise ApplicationRefused(429, QUOTA_USED_UP, why, kind=QUOTA_USED_UP)
-    if open_requests(application.tenant) >= settings.max_open_per_tenant:
-        most = settings.max_open_per_tenant
-        raise ApplicationRefused(429, "too_many_open", f"{most} requests wait already; retry after some have ended")
-    limit = application.requests_per_min
-    if limit and accepted_since(application, now, 60.0) >= limit:
-        raise ApplicationRefused(
-            429, "rate_limit_exceeded", f"Rate limit reached on requests: Limit {limit} per minute"
-        )
-
-
-def _repeated_request(application: Application, idempotency_key: str, digest: str) -> AsyncRequest | None:
-    rows = AsyncRequest.objects.filter(tenant=application.tenant, idempotency_key=idempotency_key)
-    earlier = rows.first()
-    if earlier is not None and earlier.digest != digest:
-        raise _other_request(idempotency_key)
-    return earlier
-
-
-def _other_request(idempotency_key: str) -> ApplicationRefused:
-    message = f"the Idempotency-Key {idempotency_key!r} belongs to another request; use a new one"
-    return ApplicationRefused(409, "idempotency_conflict", message)
+    """Deletes outcomes after their retention, which is longer for those that a results topic lacks. Returns their
+    number."""
+    chosen = settings or AsyncSettings()
+    ended = AsyncRequest.objects.filter(ended_at__lt=now - timedelta(seconds=chosen.kept_s))
+    is_done = Q(results_to=None) | Q(published_at__isnull=False)
+    return ended.filter(is_done | Q(ended_at__lt=now - timedelta(seconds=chosen.unpublished_kept_s))).delete()[0]
 
 
 MAX_AT_ONCE = 100

@@ -11,7 +11,7 @@ from django.db import transaction
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
-from traffic.async_requests.services.requests import serving_region_check
+from traffic.async_requests.services.intake import serving_region_check
 from traffic.batches.models import Batch, StoredFile
 from traffic.batches.planning.batch import USUAL_WINDOW, LineError, parse_new_batch
 from traffic.batches.selectors import batch_files

@@ -19,7 +19,7 @@ from django.db.models import QuerySet
 
 from fleet.clouds.aws.calls import CallFailed, Refused
 from fleet.clouds.aws.objects import ObjectChanged, ObjectReader, ObjectWriter, OtherObject
-from traffic.async_requests.services.requests import serving_region_check
+from traffic.async_requests.services.intake import serving_region_check
 from traffic.batches.models import Batch, BatchRange, StoredFile, new_file_id
 from traffic.batches.planning.batch import BatchSettings, BatchState, LineError, Tally
 from traffic.batches.planning.lines import CANCELLED, EXPIRED, LOST, LineIndex, error_key, sent_body, unsent_outcome
