@@ -9,6 +9,7 @@ import hmac
 import json
 import os
 import re
+import ssl
 import threading
 import time
 import uuid
@@ -22,10 +23,15 @@ from contextlib import (
 )
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, Self, TypedDict, TypeVar, Unpack
+from urllib.parse import quote
 
 import httpx
 
+from switchyard_client.bodies import ChatMembers, EmbeddingsMembers, Message
+
 Body = Mapping[str, Any]
+Messages = Sequence[Body] | Sequence[Message] | str
+Inputs = str | Sequence[str] | Sequence[int] | Sequence[Sequence[int]]
 ServingClass = Literal["realtime", "near_realtime", "batch"]
 T = TypeVar("T")
 
@@ -34,7 +40,9 @@ CALLBACK_TOLERANCE_S: Final = 300.0
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 _ENDED = frozenset({"done", "failed", "expired", "cancelled"})
 _VERSIONED = re.compile(r"/v\d+/")
-_UNVERSIONED = frozenset({"/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank"})
+_UNVERSIONED = frozenset({
+    "/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank", "/health", "/healthz", "/version",
+})  # fmt: skip
 """Paths that ingresses serve next to `/v1`, not below it."""
 _LAST_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed", "message_stop"})
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|h|m|s)")
@@ -141,6 +149,12 @@ class Answer:
         return "".join(part.get("text") or "" for part in (*parts, *(self.json.get("content") or ())))
 
     @property
+    def embeddings(self) -> list[list[float]]:
+        """The vectors of `/v1/embeddings`, in the order of the inputs."""
+        rows = sorted(self.json.get("data") or (), key=lambda row: row.get("index") or 0)
+        return [row["embedding"] for row in rows]
+
+    @property
     def usage(self) -> Usage | None:
         return Usage.of(self.json)
 
@@ -213,6 +227,14 @@ class CallOptions(TypedDict, total=False):
     headers: Mapping[str, str]
 
 
+class ChatOptions(ChatMembers, CallOptions, total=False):
+    """Members of a chat, and options of the call."""
+
+
+class EmbeddingsOptions(EmbeddingsMembers, CallOptions, total=False):
+    """Members of an embeddings request, and options of the call."""
+
+
 class SubmitOptions(TypedDict, total=False):
     """Options of a near-real-time request. `deadline_s`: time limit of its outcome, 15 minutes by default. A default
     `idempotency_key` prevents a retry from creating a second request."""
@@ -225,7 +247,8 @@ class SubmitOptions(TypedDict, total=False):
 class ClientOptions(TypedDict, total=False):
     """Options of a client. `hedge_after_s`: without a first byte by then, the next region is tried as well, and the
     first answer wins; default: never. `trace`: returns headers for each attempt, such as `traceparent`. `connect_s` and
-    `silence_s`: maximum time to connect, and between bytes; 5 and 600."""
+    `silence_s`: maximum time to connect, and between bytes; 5 and 600. `ca_file`: PEM file of the only trusted
+    authorities. `proxy`: URL of a proxy; by default none is used, whatever the environment names."""
 
     api_key: str | None
     serving_class: ServingClass | None
@@ -234,6 +257,8 @@ class ClientOptions(TypedDict, total=False):
     connect_s: float
     silence_s: float
     trace: Callable[[], Mapping[str, str]]
+    ca_file: str
+    proxy: str
     transport: httpx.AsyncBaseTransport
 
 
@@ -310,8 +335,7 @@ class AsyncSwitchyard:
             headers=({"authorization": f"Bearer {key}"} if key else {})
             | ({"x-switchyard-class": serving_class} if serving_class else {}),
             timeout=httpx.Timeout(options.get("silence_s", 600.0), connect=options.get("connect_s", 5.0), pool=None),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=30.0),
-            transport=options.get("transport"),
+            transport=options.get("transport") or _transport(options.get("ca_file"), options.get("proxy")),
         )
 
     async def __aenter__(self) -> Self:
@@ -333,6 +357,11 @@ class AsyncSwitchyard:
         call = _Call("POST", path, body, **options)
         return Answer(*await self._read_response(call), attempts=len(call.tried))
 
+    async def get(self, path: str, **options: Unpack[CallOptions]) -> Answer:
+        """Read a path, such as `/usage`, with the errors of `post`."""
+        call = _Call("GET", path, **options)
+        return Answer(*await self._read_response(call), attempts=len(call.tried))
+
     @asynccontextmanager
     async def stream(
         self, path: str, body: Body, **options: Unpack[CallOptions]
@@ -347,17 +376,22 @@ class AsyncSwitchyard:
             async with aclosing(response), aclosing(_events(response)) as events:
                 yield events
 
-    async def chat(
-        self, model: str, messages: Sequence[Body] | str, *, deadline_s: float | None = None, **options: Any
-    ) -> Answer:
-        """`POST /chat/completions` with these members; a string is one user message."""
-        return await self.post("/chat/completions", _chat(model, messages, options), deadline_s=deadline_s)
+    async def chat(self, model: str, messages: Messages, **options: Unpack[ChatOptions]) -> Answer:
+        """`POST /chat/completions` with these members; a string is one user message. `post` sends other members."""
+        body, call = _parted({**options, "model": model, "messages": _messages(messages)})
+        return await self.post("/chat/completions", body, **call)
 
     def stream_chat(
-        self, model: str, messages: Sequence[Body] | str, *, deadline_s: float | None = None, **options: Any
+        self, model: str, messages: Messages, **options: Unpack[ChatOptions]
     ) -> AbstractAsyncContextManager[AsyncIterator[Event]]:
         """The same as a stream."""
-        return self.stream("/chat/completions", _chat(model, messages, options), deadline_s=deadline_s)
+        body, call = _parted({**options, "model": model, "messages": _messages(messages)})
+        return self.stream("/chat/completions", body, **call)
+
+    async def embeddings(self, model: str, inputs: Inputs, **options: Unpack[EmbeddingsOptions]) -> Answer:
+        """`POST /embeddings` for texts or tokens; `answer.embeddings` has the vectors."""
+        body, call = _parted({**options, "model": model, "input": inputs})
+        return await self.post("/embeddings", body, **call)
 
     async def models(self) -> list[dict[str, Any]]:
         """The models that the key may use."""
@@ -396,6 +430,8 @@ class AsyncSwitchyard:
 
     async def _pending(self, call: "_Call") -> Pending:
         document, _ = await self._read_response(call)
+        if not (document.get("id") and document.get("status")):
+            raise BrokenOff(f"the answer has no id and status: {document!r}")
         return Pending(document["id"], document["status"], document, document.get("callback_secret") or "")
 
     # --- attempts ---
@@ -535,13 +571,19 @@ class Switchyard:
     def stream(self, path: str, body: Body, **options: Unpack[CallOptions]) -> AbstractContextManager[Iterator[Event]]:
         return self._reading(self._ours().stream(path, body, **options))
 
-    def chat(self, model: str, messages: Sequence[Body] | str, **options: Any) -> Answer:
+    def get(self, path: str, **options: Unpack[CallOptions]) -> Answer:
+        return self._run(self._ours().get(path, **options))
+
+    def chat(self, model: str, messages: Messages, **options: Unpack[ChatOptions]) -> Answer:
         return self._run(self._ours().chat(model, messages, **options))
 
     def stream_chat(
-        self, model: str, messages: Sequence[Body] | str, **options: Any
+        self, model: str, messages: Messages, **options: Unpack[ChatOptions]
     ) -> AbstractContextManager[Iterator[Event]]:
         return self._reading(self._ours().stream_chat(model, messages, **options))
+
+    def embeddings(self, model: str, inputs: Inputs, **options: Unpack[EmbeddingsOptions]) -> Answer:
+        return self._run(self._ours().embeddings(model, inputs, **options))
 
     def models(self) -> list[dict[str, Any]]:
         return self._run(self._ours().models())
@@ -629,26 +671,45 @@ def verify_callback(body: bytes, headers: Mapping[str, str], secret: str, *, now
 
 
 class _SseParser:
-    """Server-sent events from bytes, whose lines end with CR, LF or both."""
+    """Server-sent events from bytes, whose lines end with CR, LF or both. A byte is read once, however it is cut."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._line: list[bytes] = []  # pieces of a line without its end
+        self._fields: list[tuple[bytes, bytes]] = []
+        self._size = 0
+        self._after_return = False
 
     def feed(self, piece: bytes) -> Iterator[tuple[str, bytes]]:
         """Returns the complete events: name and data."""
-        text = self._rest + piece
-        kept = b"\r" if text.endswith(b"\r") else b""  # a LF may follow
-        text = text.removesuffix(kept).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        *whole, rest = text.split(b"\n\n")
-        self._rest = rest + kept
-        if len(self._rest) > MAX_EVENT_BYTES:
+        if self._after_return:
+            piece = piece.removeprefix(b"\n")
+            self._after_return = False
+        if not piece:
+            return
+        self._after_return = piece.endswith(b"\r")
+        *whole, rest = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        for end in whole:
+            self._grow(len(end))
+            yield from self._ended(b"".join([*self._line, end]))
+        self._grow(len(rest))
+        self._line.append(rest)
+
+    def _ended(self, line: bytes) -> Iterator[tuple[str, bytes]]:
+        self._line = []
+        if line:
+            name, _, value = line.partition(b":")
+            self._fields.append((name, value.removeprefix(b" ")))
+            return
+        data = b"\n".join(value for name, value in self._fields if name == b"data")
+        names = [value.strip().decode("utf-8", "replace") for name, value in self._fields if name == b"event"]
+        self._fields, self._size = [], 0
+        if data:
+            yield (names[-1] if names else ""), data
+
+    def _grow(self, size: int) -> None:
+        self._size += size
+        if self._size > MAX_EVENT_BYTES:
             raise BrokenOff(f"an event is longer than {MAX_EVENT_BYTES} bytes")
-        for block in whole:
-            fields = [line.partition(b":")[::2] for line in block.split(b"\n")]
-            data = b"\n".join(value.removeprefix(b" ") for name, value in fields if name == b"data")
-            names = [value.strip().decode("utf-8", "replace") for name, value in fields if name == b"event"]
-            if data:
-                yield (names[-1] if names else ""), data
 
 
 async def _events(response: httpx.Response) -> AsyncGenerator[Event, None]:
@@ -704,13 +765,31 @@ def _url(region: str, path: str) -> str:
     return (origin if _VERSIONED.match(path) or bare in _UNVERSIONED else region) + path
 
 
-def _chat(model: str, messages: Sequence[Body] | str, options: Body) -> Body:
-    document = [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
-    return {"model": model, "messages": document, **options}
+def _messages(messages: Messages) -> Sequence[Body | Message]:
+    return [{"role": "user", "content": messages}] if isinstance(messages, str) else list(messages)
+
+
+def _parted(options: Body) -> tuple[dict[str, Any], CallOptions]:
+    """Separates the members of a body from the options of its call."""
+    call: CallOptions = {}
+    if "deadline_s" in options:
+        call["deadline_s"] = options["deadline_s"]
+    if "headers" in options:
+        call["headers"] = options["headers"]
+    return {name: value for name, value in options.items() if name not in call}, call
+
+
+def _transport(ca_file: str | None, proxy: str | None) -> httpx.AsyncHTTPTransport:
+    """Returns connections with the limits of this client. They ignore the proxies of the environment."""
+    return httpx.AsyncHTTPTransport(
+        verify=True if ca_file is None else ssl.create_default_context(cafile=ca_file),
+        limits=httpx.Limits(max_connections=None, max_keepalive_connections=100, keepalive_expiry=30.0),
+        proxy=proxy,
+    )
 
 
 def _id(request: Pending | str) -> str:
-    return request.id if isinstance(request, Pending) else request
+    return quote(request.id if isinstance(request, Pending) else request, safe="")
 
 
 def _is_good(task: "asyncio.Task[httpx.Response]") -> bool:
