@@ -1,0 +1,107 @@
+package switchyard.client;
+
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.Map;
+import java.util.Optional;
+import java.util.regex.Pattern;
+
+/** A refusal: status and error of the ingress, of a cell or of the control plane. */
+public final class ApiException extends SwitchyardException {
+    private static final long serialVersionUID = 1L;
+    private static final Pattern SECONDS = Pattern.compile("[0-9]{1,9}(\\.[0-9]{1,9})?");
+    private static final int LONGEST_TEXT = 500;
+
+    private final int status;
+    private final transient Map<String, Object> error;
+    private final String text;
+    private final transient Map<String, String> headers;
+
+    ApiException(int status, byte[] body, Map<String, String> headers) {
+        this(status, errorOf(body), textOf(body), headers);
+    }
+
+    private ApiException(int status, Map<String, Object> error, String body, Map<String, String> headers) {
+        super(sentence(status, error, body), null);
+        this.status = status;
+        this.error = error;
+        this.text = messageOf(error, body);
+        this.headers = headers;
+    }
+
+    /** The HTTP status; 200 for an error inside of a stream. */
+    public int status() {
+        return status;
+    }
+
+    /** The server's text, without status and code. */
+    public String text() {
+        return text;
+    }
+
+    public Optional<String> type() {
+        return member("type");
+    }
+
+    /** What programs compare, such as {@code model_not_found}. */
+    public Optional<String> code() {
+        return member("code");
+    }
+
+    /** The member of the body that is wrong. */
+    public Optional<String> param() {
+        return member("param");
+    }
+
+    /** Returns when a retry may help; empty if it does not help or the time is unknown. */
+    public Optional<Duration> retryAfter() {
+        return retryAfter(headers);
+    }
+
+    public String requestId() {
+        return headers.getOrDefault("x-request-id", "");
+    }
+
+    /** Limits of the key, by {@code requests} and {@code tokens}. */
+    public Map<String, Budget> budgets() {
+        return Budget.allOf(headers);
+    }
+
+    static Optional<Duration> retryAfter(Map<String, String> headers) {
+        for (var unit : new String[] {"retry-after-ms", "retry-after"}) {
+            var value = headers.getOrDefault(unit, "");
+            if (SECONDS.matcher(value).matches()) {
+                double seconds = Double.parseDouble(value) * (unit.endsWith("ms") ? 0.001 : 1.0);
+                return Optional.of(Duration.ofNanos((long) (seconds * 1e9)));
+            }
+        }
+        return Optional.empty();
+    }
+
+    private Optional<String> member(String name) {
+        return Optional.ofNullable(error.get(name)).map(Object::toString);
+    }
+
+    private static Map<String, Object> errorOf(byte[] body) {
+        try {
+            var found = Json.at(Json.parse(body), "error");
+            return found instanceof Map<?, ?> ? Json.object(found) : found == null ? Map.of() : Map.of("message", found);
+        } catch (Json.Malformed ignored) {
+            return Map.of();
+        }
+    }
+
+    private static String textOf(byte[] body) {
+        return new String(body, 0, Math.min(body.length, LONGEST_TEXT), StandardCharsets.UTF_8);
+    }
+
+    private static String messageOf(Map<String, Object> error, String body) {
+        var message = error.get("message");
+        return message == null || message.equals("") ? body : message.toString();
+    }
+
+    private static String sentence(int status, Map<String, Object> error, String body) {
+        var code = error.get("code") != null ? error.get("code") : error.get("type");
+        return status + " " + (code == null ? "refused" : code) + ": " + messageOf(error, body);
+    }
+}
