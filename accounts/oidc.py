@@ -28,6 +28,7 @@ from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 
 from accounts.services.identity_provider import provider_row, unseal_secret
+from kernel.decoding import decode_json
 from kernel.outbound import RefusedUrl, Target, choose_address, parse_networks, parse_url
 
 RESPONSE_TIMEOUT_S = 5.0
@@ -298,7 +299,7 @@ def _fetched(url: str, known: Provider) -> dict[str, Any]:
             _confine(session)
         with session.get(url, timeout=RESPONSE_TIMEOUT_S, stream=True) as response:
             response.raise_for_status()
-            found = json.loads(_body(response))
+            found = decode_json(_body(response))
     if not isinstance(found, dict):
         raise ValueError("it is not a JSON object")
     return found

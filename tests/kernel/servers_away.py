@@ -50,5 +50,7 @@ def point_valkey_at(url: str, settings: Any, monkeypatch: pytest.MonkeyPatch) ->
     """Make `url` the broker and the channel layer of this test."""
     use_fresh_connections(monkeypatch)
     monkeypatch.setitem(app.conf, "broker_url", url)
+    for owner, pool in ((app, "_pool"), (app.amqp, "_producer_pool")):
+        monkeypatch.setattr(owner, pool, None)  # a pool keeps the broker with which it was made
     layer = settings.CHANNEL_LAYERS["default"]
     settings.CHANNEL_LAYERS = {"default": {**layer, "CONFIG": {**layer["CONFIG"], "hosts": [url]}}}

@@ -46,7 +46,8 @@ ALLOWED: dict[str, str] = {
         fleet/deployments/types.html fleet/faults/actions.html fleet/faults/impact.html fleet/machines/cell.html
         fleet/machines/machine.html fleet/quotas/shares.html fleet/regions/images.html fleet/regions/region.html
         fleet/rollouts/rollout.html models_registry/speculation/accepted.html models_registry/versions/cells.html
-        models_registry/versions/prompts.html traffic/routing/entry.html""",
+        models_registry/versions/prompts.html traffic/routing/entry.html dashboard/settings/single-sign-on.html
+        dashboard/wizards/tested.html""",
     "figures and reports, not objects": """
         fleet/cells/batch.html fleet/cells/cache.html fleet/cells/siblings.html fleet/faults/evidence.html
         fleet/load/slo.html fleet/nodes/checks.html fleet/nodes/report.html models_registry/benchmarks/benchmarks.html

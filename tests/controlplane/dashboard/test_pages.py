@@ -23,6 +23,7 @@ WAYS = (
     "make up",
     "matches this filter",
     "Show closed ones",
+    "samples of their requests every half minute",
     "switchyard batch submit",
     "switchyard model import",
     "switchyard engine add",
