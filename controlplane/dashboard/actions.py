@@ -395,6 +395,17 @@ def _find(request: HttpRequest, action: Action[T], arguments: dict[str, Any], de
     return thing
 
 
+def refuse_newer(form: Submission, changed_at: datetime, now_is: str, sent: str) -> None:
+    """For a form whose fields choose the object, with `{% opened %}`. Raises Conflict if the object has changed since
+    the form was opened. `now_is`: a clause about the object and who changed it; `sent`: the value in the form."""
+    try:
+        opened = datetime.fromisoformat(form.text("opened"))
+    except ValueError:
+        return
+    if opened.tzinfo is not None and changed_at > opened:
+        raise Conflict(f"{now_is} while this form was open, so nothing was overwritten; you sent {sent}")
+
+
 def _refuse_stale(action: Action[T], form: Submission, thing: T) -> None:
     """Raises Conflict if stored values have changed since the form was opened: it would overwrite them unseen."""
     try:

@@ -18,11 +18,17 @@ DIGITS = 8
 SHOWN = 300
 
 
-def stored_texts(wizard: Wizard, request: PageRequest) -> Typed:
-    """The texts of a form that is opened now."""
+def has_stored(wizard: Wizard, request: PageRequest) -> bool:
+    """Whether the form may change an object."""
+    return bool(request.key) or wizard.stored is not None
+
+
+def stored_texts(wizard: Wizard, typed: Typed, request: PageRequest) -> Typed:
+    """The texts of a form for the same object that is opened now."""
     fields = QueryDict(mutable=True)
     defaults = {each.name: each.value for each in wizard.inputs}
-    for name, text in {**defaults, **wizard.start(request)}.items():
+    stored = wizard.stored(typed) if wizard.stored else wizard.start(request)
+    for name, text in {**defaults, **stored}.items():
         fields.setlist(name, text if isinstance(text, list) else [text])
     return Typed(fields)
 
@@ -34,25 +40,26 @@ def base_of(wizard: Wizard, stored: Typed) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Overwritten:
-    """A field with another stored value than when the form was opened. `stored` and `typed` as text."""
+    """A field with another stored value than when the form was opened. `stored` and `typed` as text. `was_empty`: the
+    form was opened without a value, perhaps for an object that existed."""
 
     input: Input
     stored: str
     typed: str
+    was_empty: bool
 
     @property
     def message(self) -> str:
-        return (
-            f"{self.input.title} was changed while this form was open: it is {self.stored or 'empty'!r} now, "
-            f"and you have {self.typed or 'empty'!r}"
-        )
+        how = "is set already" if self.was_empty else "was changed while this form was open"
+        now, mine = self.stored or "empty", self.typed or "empty"
+        return f"{self.input.title} {how}: it is {now!r} now, and you have {mine!r}"
 
 
 def overwritten(wizard: Wizard, typed: Typed, stored: Typed) -> list[Overwritten]:
     """Fields that this form would overwrite although they have changed since it was opened."""
-    base = _read_base(typed)
+    base, nothing = _read_base(typed), Typed(QueryDict())
     return [
-        Overwritten(each, _shown(each, stored), _shown(each, typed))
+        Overwritten(each, _shown(each, stored), _shown(each, typed), base[each.name] == _digest(each, nothing))
         for each in _compared(wizard)
         if each.name in base
         and base[each.name] != _digest(each, stored)
@@ -62,10 +69,10 @@ def overwritten(wizard: Wizard, typed: Typed, stored: Typed) -> list[Overwritten
 
 def note_conflicts(wizard: Wizard, typed: Typed, request: PageRequest, checked: Checked) -> None:
     """Adds an error for each overwritten field."""
-    if not request.key or not typed.text(BASE):
+    if not has_stored(wizard, request) or not typed.text(BASE):
         return
     try:
-        stored = stored_texts(wizard, request)
+        stored = stored_texts(wizard, typed, request)
     except Http404 as gone:
         checked.add("", str(gone))
         return
@@ -76,7 +83,7 @@ def note_conflicts(wizard: Wizard, typed: Typed, request: PageRequest, checked: 
 
 def settled(wizard: Wizard, typed: Typed, request: PageRequest, *, takes_stored: bool) -> Typed:
     """The form after its conflicts were shown: with the stored values of these fields, or with what was typed."""
-    stored = stored_texts(wizard, request)
+    stored = stored_texts(wizard, typed, request)
     fields = typed.fields.copy()
     for one in overwritten(wizard, typed, stored) if takes_stored else ():
         name = one.input.name

@@ -24,7 +24,7 @@ from controlplane.api.apply.present import revisions_of
 from controlplane.api.apply.view import predicted_effects
 from controlplane.dashboard.actions import Submission, to_confirmation
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest, View, page_view, shell_context
-from controlplane.dashboard.wizard_conflicts import BASE, base_of, note_conflicts, settled, stored_texts
+from controlplane.dashboard.wizard_conflicts import BASE, base_of, has_stored, note_conflicts, settled, stored_texts
 from controlplane.dashboard.wizards import (
     RAW,
     RAW_TEXT,
@@ -71,7 +71,7 @@ def wizard_view(wizard: Wizard, shell: Fragment) -> View:
         page_request = PageRequest(key, request.GET, form.now)
         typed = _typed(wizard, form, page_request)
         go = _pressed(form, "go")
-        if go in KEEPS and page_request.key:
+        if go in KEEPS and has_stored(wizard, page_request):
             typed = settled(wizard, typed, page_request, takes_stored=go == "stored")
         if go == "apply":
             return _apply(wizard, form, typed, page_request, shell)
@@ -307,9 +307,9 @@ def _render(
 
 def _base(wizard: Wizard, typed: Typed, page_request: PageRequest) -> str:
     """Digests of the values in the form when it opened; "" for a wizard that changes no object."""
-    if not page_request.key:
+    if not has_stored(wizard, page_request):
         return ""
-    return typed.text(BASE) or base_of(wizard, stored_texts(wizard, page_request))
+    return typed.text(BASE) or base_of(wizard, stored_texts(wizard, typed, page_request))
 
 
 def _has_place(wizard: Wizard, name: str) -> bool:

@@ -190,8 +190,9 @@ class Wizard:
 
     `url` leads to the result. `start` returns the first texts, by the URL's query and arguments. `pick` returns texts
     that a button in a step's facts sets. `command`: a shorter command than `switchyard apply`, "" for none. `test`: the
-    name of the URL to which the form is sent to try it out, "" for none. `finish` shows a page after the apply, such as
-    a secret."""
+    name of the URL to which the form is sent to try it out, "" for none. `stored`: the stored texts of the object that
+    the form names, for a wizard whose URL names none but that may change one. `finish` shows a page after the apply,
+    such as a secret."""
 
     title: str
     section: str
@@ -206,6 +207,7 @@ class Wizard:
     command: Callable[[Documents], str] = lambda documents: ""
     role: Role = Role.OPERATOR
     test: str = ""
+    stored: Callable[[Typed], Mapping[str, str]] | None = None
     finish: Callable[[HttpRequest, Documents], HttpResponse | None] = lambda request, documents: None
 
     @property

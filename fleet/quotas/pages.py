@@ -3,6 +3,7 @@
 from django.urls import reverse
 
 from controlplane.api.apply.planning import Kind
+from controlplane.dashboard.fragments import PageRequest
 from controlplane.dashboard.wizards import (
     Documents,
     Input,
@@ -16,9 +17,11 @@ from controlplane.dashboard.wizards import (
     nested,
 )
 from fleet.deployments.models import Deployment
-from fleet.quotas.models import quota_name
+from fleet.quotas.models import Quota, quota_name
 from fleet.regions.models import Region
 from models_registry.instance_types.selectors import instance_type_names
+
+NAMES = ("team", "instance_type", "region")
 
 
 def _teams(typed: Typed) -> list[Option]:
@@ -32,6 +35,26 @@ def _types(typed: Typed) -> list[Option]:
 
 def _regions(typed: Typed) -> list[Option]:
     return [Option("", "all regions"), *(Option(name) for name in Region.objects.values_list("name", flat=True))]
+
+
+def _start(request: PageRequest) -> dict[str, str]:
+    """The quota that the URL names."""
+    return _stored_quota(*(request.text(name) for name in NAMES))
+
+
+def _stored(typed: Typed) -> dict[str, str]:
+    return _stored_quota(*map(typed.text, NAMES))
+
+
+def _stored_quota(team: str, instance_type: str, region: str) -> dict[str, str]:
+    texts = dict(zip(NAMES, (team, instance_type, region), strict=True))
+    row = Quota.objects.filter(name=quota_name(team, instance_type, region)).first()
+    if row is None:
+        return texts
+    return texts | {
+        "machines": str(row.machines),
+        "borrow_most": "" if row.borrow_most is None else str(row.borrow_most),
+    }
 
 
 def _documents(values: Values) -> Documents:
@@ -81,5 +104,7 @@ QUOTA_WIZARD = Wizard(
     ),
     documents=_documents,
     kinds=frozenset({Kind.QUOTA}),
+    start=_start,
+    stored=_stored,
     url=lambda documents: f"{reverse('deployments')}#quotas",
 )

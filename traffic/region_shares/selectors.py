@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Exists, OuterRef, Q
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from engine_agent.protocol.messages import JsonObject
 from engine_agent.protocol.states import CellRole
@@ -156,8 +156,13 @@ def overrides_in_force(now: datetime) -> tuple[OverrideView, ...]:
     return tuple(override_view(row) for row in active_overrides(now))
 
 
-def active_overrides(now: datetime) -> Iterable[TrafficOverride]:
+def active_overrides(now: datetime) -> "QuerySet[TrafficOverride]":
     return TrafficOverride.objects.filter(ended_at__isnull=True, expires_at__gt=now).order_by("id")
+
+
+def shares_fixed(deployment: str, origin: str, now: datetime) -> TrafficOverride | None:
+    """The override that fixes the shares of these requests, or None."""
+    return active_overrides(now).filter(kind=OverrideKind.SHARES, deployment_id=deployment, region_id=origin).last()
 
 
 def override_view(row: TrafficOverride) -> OverrideView:

@@ -10,6 +10,7 @@ from django import template
 from django.utils.html import format_html
 from django.utils.safestring import SafeString
 
+from kernel import clock
 from kernel.rest.idempotency import SUBMISSION
 
 register = template.Library()
@@ -32,6 +33,12 @@ def seen(**values: object) -> SafeString:
     """The stored values that a form shows, by field, such as `{% seen role=row.role %}`: `Action.present` has those at
     the time of the submission."""
     return format_html('<input type="hidden" name="seen" value="{}">', seen_text(values))
+
+
+@register.simple_tag
+def opened() -> SafeString:
+    """The time of the page, for a form whose fields choose the object: `refuse_newer` compares it with the object's."""
+    return format_html('<input type="hidden" name="opened" value="{}">', clock.now().isoformat())
 
 
 def seen_text(values: Mapping[str, object]) -> str:

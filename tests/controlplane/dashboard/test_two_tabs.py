@@ -10,6 +10,7 @@ from django.contrib.auth.models import Group
 from accounts.models import GroupRole
 from fleet.deployments.models import Deployment
 from fleet.faults.models import Incident
+from fleet.quotas.models import Quota
 from kernel.access import Role
 from tests.controlplane.access.callers import make_user
 from tests.controlplane.dashboard.clients import signed_in
@@ -23,6 +24,10 @@ pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 @pytest.fixture
 def deployment() -> Deployment:
     return rows.deployment("sim-70b")
+
+
+def base(text: str) -> str:
+    return unescape(re.findall(r'name="base" value="([^"]*)"', text)[0])
 
 
 def policy() -> Any:
@@ -42,8 +47,8 @@ def test_the_second_tab_gets_both_values_and_chooses(deployment: Deployment) -> 
         chosen = signed_in().post(url("updates"), {**second, "go": go})
         assert f'name="min_healthy_s" type="number" value="{kept}"' in chosen.text
         assert "wizard-conflicts" not in chosen.text
-        base = unescape(re.findall(r'name="base" value="([^"]*)"', chosen.text)[0])
-        done = signed_in().post(url("updates"), {**second, "min_healthy_s": kept, "base": base, "go": "apply"})
+        changed = {**second, "min_healthy_s": kept, "base": base(chosen.text), "go": "apply"}
+        done = signed_in().post(url("updates"), changed)
         assert done.status_code == 302
         assert (policy().min_healthy_s, policy().bake_s) == (float(kept), 7)
         Deployment.objects.update(update_policy={"min_healthy_s": 30})
@@ -61,6 +66,22 @@ def test_a_check_shows_the_conflict_before_the_form_is_sent(deployment: Deployme
     send("updates", min_healthy_s="30")
     checked = signed_in().post(url("updates"), second, headers={"HX-Request": "true"})
     assert "Keep what I typed" in checked.text
+
+
+def test_a_quota_is_not_overwritten_by_a_form_that_was_opened_without_it() -> None:
+    client, page, named = signed_in(), "/new/quota/", "/new/quota/?team=search&instance_type=local.cpu"
+    typed = {"team": "search", "instance_type": "local.cpu", "region": "", "borrow_most": "", "go": "apply"}
+    empty = base(client.get(page).text)
+    assert client.post(page, {**typed, "machines": "4", "base": empty}).status_code == 302
+    refused = client.post(page, {**typed, "machines": "6", "base": empty})
+    assert "Machines is set already: it is '4' now, and you have '6'" in unescape(refused.text)
+    opened = base(client.get(named).text)
+    assert client.post(page, {**typed, "machines": "6", "base": opened}).status_code == 302
+    refused = client.post(page, {**typed, "machines": "9", "base": opened})
+    assert "Machines was changed while this form was open: it is '6' now" in unescape(refused.text)
+    kept = client.post(page, {**typed, "machines": "9", "base": opened, "go": "typed"})
+    assert client.post(page, {**typed, "machines": "9", "base": base(kept.text)}).status_code == 302
+    assert Quota.objects.get().machines == 9
 
 
 @pytest.mark.parametrize("base", ["", "null", "[]", "{", '{"min_healthy_s": 5}', '{"other": "x"}'])
@@ -118,3 +139,36 @@ def test_cells_are_not_scaled_from_an_outdated_number(deployment: Deployment) ->
     fields = {"cells-us-east-1": "3", "confirm": "sim-70b", "seen": opened}
     assert client.post(page, {**fields, "cells-us-east-1": "2"}).status_code == 302
     assert client.post(page, fields).status_code == 409
+
+
+def opened(text: str) -> str:
+    return str(re.findall(r'name="opened" value="([^"]*)"', text)[0])
+
+
+def test_forms_that_choose_their_object_do_not_overwrite_a_newer_value() -> None:
+    rows.deployment("sim-70b")
+    for page, act, fields, name, message in (
+        (
+            "/usage/",
+            "/usage/budgets/set/",
+            {"tenant": "acme", "unit": "usd"},
+            "limit",
+            "tenant acme (usd) was set to 1200",
+        ),
+        (
+            "/usage/costs/",
+            "/usage/costs/rates/set/",
+            {"kind": "prompt_price", "subject": "sim-70b"},
+            "value",
+            "was set to 1200",
+        ),
+    ):
+        client = signed_in()
+        late = opened(client.get(page).text)
+        assert client.post(act, {**fields, name: "1200", "opened": late}).status_code == 302
+        refused = client.post(act, {**fields, name: "900", "opened": late})
+        assert refused.status_code == 409
+        assert message in refused.text
+        assert "you sent 900" in refused.text
+        for odd in ("", "yesterday", "2026-01-01"):
+            assert client.post(act, {**fields, name: "900", "opened": odd}).status_code in {302, 409}

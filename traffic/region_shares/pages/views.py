@@ -18,6 +18,7 @@ from controlplane.dashboard.actions import (
     action_page_view,
     action_view,
     page_target,
+    refuse_newer,
 )
 from controlplane.dashboard.events import marked
 from controlplane.dashboard.fragments import Context, Fragment, Page, PageRequest
@@ -36,9 +37,10 @@ from traffic.region_shares.pages.data import (
     shares_form,
 )
 from traffic.region_shares.planning.policy import EvacuationMode
-from traffic.region_shares.selectors import override_effects
+from traffic.region_shares.selectors import override_effects, shares_fixed
 from traffic.region_shares.services.overrides import (
     Terms,
+    describe_override,
     evacuation_override,
     evacuation_request,
     override_end,
@@ -212,6 +214,9 @@ def _share_fractions(shares: SharesForm) -> dict[str, float]:
 
 def _fix_shares(form: Submission, thing: None) -> object:
     shares = _shares_form(form)
+    if fixed := shares_fixed(shares.deployment, shares.origin, form.now):
+        sent = ", ".join(f"{field.region} {field.percent} %" for field in shares.fields)
+        refuse_newer(form, fixed.created_at, f"{describe_override(fixed)} were begun by {fixed.actor}", sent)
     return shares_request(
         deployment=shares.deployment, origin=shares.origin, shares=_share_fractions(shares), terms=_override_terms(form)
     )
@@ -228,6 +233,7 @@ def _shares_effect(form: Submission, thing: None) -> Context:
     hidden = (
         Field("deployment", kind="hidden", value=shares.deployment),
         Field("origin", kind="hidden", value=shares.origin),
+        Field("opened", kind="hidden", value=form.now.isoformat()),
         *(Field(f"{SHARE}{field.region}", kind="hidden", value=field.percent) for field in shares.fields),
     )
     confirmation = FIX_SHARES.confirmation(None, reverse("traffic-shares"), "", (*hidden, *_terms_fields(form)))

@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from django.http import StreamingHttpResponse
 from django.shortcuts import get_object_or_404
 
-from controlplane.dashboard.actions import Submission, action, page_target
+from controlplane.dashboard.actions import Submission, action, page_target, refuse_newer
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from controlplane.dashboard.choices import choose_deployment, choose_labelled, choose_region
 from controlplane.dashboard.events import marked
@@ -377,6 +377,10 @@ COSTS_PAGE = page_target("costs", "costs")
 @action(COSTS_PAGE, Role.ADMIN)
 def rate_set_action(form: Submission, _: None) -> None:
     fields = form.valid(SetRateSerializer, "kind", "subject", "region", "market", "value")
+    chosen = {name: fields.get(name, "") for name in ("kind", "subject", "region", "market")}
+    if there := Rate.objects.filter(**chosen).order_by("-created_at").first():
+        now_is = f"the {there} was set to {there.value.normalize():f} by {there.actor}"
+        refuse_newer(form, there.created_at, now_is, form.text("value"))
     rate_set(**{**fields, "kind": RateKind(fields["kind"])}, actor=form.actor, now=form.now)
 
 

@@ -12,7 +12,7 @@ from urllib.parse import parse_qsl, urlencode
 from django.db.models import Sum
 from django.shortcuts import get_object_or_404
 
-from controlplane.dashboard.actions import Submission, action, page_target
+from controlplane.dashboard.actions import Submission, action, page_target, refuse_newer
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from controlplane.dashboard.choices import choose, choose_deployment
 from controlplane.dashboard.events import marked
@@ -360,6 +360,9 @@ def budget_set_action(form: Submission, _: None) -> None:
     if there is None:
         budget_create(**whose, **fields, actor=form.actor, now=form.now)
     else:
+        stop = ", which refuses keys" if there.hard_stop else ""
+        now_is = f"the {there} was set to {there.limit.normalize():f}{stop} by {there.actor}"
+        refuse_newer(form, there.changed_at, now_is, form.text("limit"))
         budget_change(budget_id=there.pk, **fields, actor=form.actor, now=form.now)
 
 
