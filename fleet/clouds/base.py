@@ -142,6 +142,7 @@ class EmbeddedProvider(NodeProvider, Protocol):
 
 PROVIDERS: Mapping[str, str] = {
     "aws": "fleet.clouds.aws.provider.AwsProvider",
+    "ecs": "fleet.clouds.ecs.provider.EcsProvider",
     "local": "fleet.clouds.local.LocalProvider",
     "machines": "fleet.clouds.machines.MachinesProvider",
 }

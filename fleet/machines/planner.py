@@ -68,7 +68,7 @@ POOLED = "machines"
 """The provider of hosts that joined by invitation."""
 LOCAL = "local"
 """The provider of processes on the control plane's computer. With a layout, each of its regions has one machine."""
-CLOUDS = frozenset({"aws"})
+CLOUDS = frozenset({"aws", "ecs"})
 """Providers that launch machines on demand, which attest their identity."""
 WITH_MACHINE_AGENT = CLOUDS | {POOLED}
 INGRESS_TYPE = "c7i.2xlarge"
@@ -314,6 +314,8 @@ LIMITS: Mapping[str, ProviderLimits] = {
         has_markets=True,
         has_power_control=True,
     ),
+    # Its container instances run already: a task only pulls its image.
+    "ecs": ProviderLimits(launch_grace_s=120.0, join_timeout_s=600.0, boot_s=90.0, places_s=TOPOLOGY_CALL_EVERY_S),
     "local": ProviderLimits(has_power_control=True),
     POOLED: ProviderLimits(),
 }
@@ -327,8 +329,8 @@ def provider_limits(provider: str) -> ProviderLimits:
 VISIBLE_AFTER = timedelta(minutes=10)
 """After this long a launched machine is in every complete list."""
 ABSENT_LISTS = 2
-ENDED = frozenset({"shutting-down", "terminated", "gone"})
-"""Final states. `gone`: proven by lists; its end was not seen."""
+ENDED = frozenset({"shutting-down", "terminated", "gone", "STOPPED", "DELETED"})
+"""Final states of EC2's machines and, in capitals, of ECS's tasks. `gone`: proven by lists; its end was not seen."""
 GONE = "gone"
 
 

@@ -8,10 +8,10 @@ from socketserver import BaseServer
 from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import make_server
 
-from lab.cloud import account, ec2_describe, ec2_launch, entry, stack
+from lab.cloud import account, ec2_describe, ec2_launch, ecs, entry, stack
 from lab.cloud.world import World
 
-__all__ = ["World", "account", "ec2_describe", "ec2_launch", "entry", "serve", "stack"]
+__all__ = ["World", "account", "ec2_describe", "ec2_launch", "ecs", "entry", "serve", "stack"]
 
 
 ENDS_WITHIN_S = 0.02

@@ -28,6 +28,7 @@ HTTP_STATUS = {
     "InsufficientInstanceCapacity": 500,
     "InternalError": 500,
     "InternalFailure": 500,
+    "ServerException": 500,
     "Unavailable": 503,
     "ServiceUnavailable": 503,
     "RequestLimitExceeded": 503,

@@ -62,6 +62,12 @@ class Delays:
     shutting_down_s: float = 30.0
     forgotten_s: float = 3600.0
     """How long a terminated instance is still described: about an hour."""
+    task_visible_s: float = 0.0
+    """Until a started task of ECS is in lists and described."""
+    task_pending_s: float = 10.0
+    task_stopping_s: float = 10.0
+    task_forgotten_s: float = 3600.0
+    """How long a stopped task is still described: about an hour."""
     insync_s: float = 60.0
     """Until all of Route 53's servers know a change: usually within 60 seconds."""
     target_registered_s: float = 90.0
@@ -141,6 +147,7 @@ def s3_operation(environ: Environ) -> str:
 
 
 if TYPE_CHECKING:
+    from lab.cloud.ecs import Task
     from lab.cloud.entry import Target
 
 CALLS_KEPT = 100_000
@@ -200,6 +207,8 @@ class World:
         """Route 53's, by id -> when it was made."""
         self.targets: dict[str, dict[tuple[str, int], Target]] = {}
         """Of load balancers: ARN of a group -> address and port."""
+        self.tasks: dict[str, Task] = {}
+        """Of ECS, by ARN."""
         self.failing_targets: set[str] = set()
         """Addresses that fail their health checks."""
         self.placed: Counter[str] = Counter()

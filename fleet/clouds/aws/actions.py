@@ -1,8 +1,8 @@
 """The AWS calls of each role with the IAM actions that they need, and the meaning of EC2's launch errors. Pure: tables.
-Calls that are missing here are not made, and policies allow nothing else. Roles share no action, so that a node cannot
-launch machines and the control plane cannot change its own permissions. Only listed error codes move a launch to
-another pool or repeat it; every other code is a refusal. Answers that are not EC2 errors (time-outs, closed
-connections, unreadable bodies) are `unknown`; the caller handles them."""
+Calls that are missing here are not made, and policies allow nothing else. A node may change nothing, and the control
+plane cannot change its own permissions. Only listed error codes move a launch to another pool or repeat it; every other
+code is a refusal. Answers that are not EC2 errors (time-outs, closed connections, unreadable bodies) are `unknown`; the
+caller handles them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,9 +13,11 @@ from fleet.capacity.planning.pools import LaunchOutcome, Market, Scope, quota_fa
 
 
 class Role(StrEnum):
-    """The caller. An ingress makes only the calls of its image; the deployer is CloudFormation."""
+    """The caller. An ingress makes only the calls of its image; the deployer is CloudFormation. `CLUSTER`: the control
+    plane where a region is an ECS cluster, by a policy of that stack (`deploy/aws/ecs.yaml`)."""
 
     CONTROL = "control"
+    CLUSTER = "cluster"
     NODE = "node"
 
 
@@ -103,6 +105,37 @@ _CALLS = (
     Call("s3", "ListMultipartUploads", ("s3:ListBucketMultipartUploads",), "the install's bucket"),
     Call("s3", "GetObject", ("s3:GetObject", "kms:Decrypt"), "artifacts/ of the install's bucket", Role.NODE),
     Call("s3", "ListObjectsV2", ("s3:ListBucket",), "artifacts/ of the install's bucket", Role.NODE),
+    Call(
+        "ecs",
+        "StartTask",
+        ("ecs:StartTask", "ecs:TagResource", "iam:PassRole"),
+        "the stack's cluster; the roles of tasks, passed to ECS",
+        Role.CLUSTER,
+    ),
+    *(
+        Call("ecs", name, (f"ecs:{name}",), "the stack's cluster", Role.CLUSTER)
+        for name in (
+            "StopTask",
+            "DescribeTasks",
+            "ListTasks",
+            "ListContainerInstances",
+            "DescribeContainerInstances",
+            "UpdateContainerInstancesState",
+            "PutAttributes",
+        )
+    ),
+    Call(
+        "ecs",
+        "RegisterTaskDefinition",
+        ("ecs:RegisterTaskDefinition", "ecs:TagResource", "iam:PassRole"),
+        f"{_OURS}, in the request; the roles of tasks, passed to ECS",
+        Role.CLUSTER,
+    ),
+    # IAM has no resource for these.
+    *(
+        Call("ecs", name, (f"ecs:{name}",), "revisions of the install's families, by its own code", Role.CLUSTER)
+        for name in ("DeregisterTaskDefinition", "DescribeTaskDefinition", "ListTaskDefinitions")
+    ),
     # Nodes prove their identity by this call. AWS allows it to every caller.
     Call("sts", "GetCallerIdentity", (), role=Role.NODE),
 )
@@ -115,6 +148,11 @@ CALLS: Mapping[tuple[Role, str, str], Call] = MappingProxyType(
 def actions_of(role: Role) -> frozenset[str]:
     """Returns exactly the IAM actions that a role needs."""
     return frozenset(action for call in _CALLS if call.role is role for action in call.actions)
+
+
+def is_known(service: str, operation: str) -> bool:
+    """Whether the control plane makes this call."""
+    return any((role, service, operation) in CALLS for role in (Role.CONTROL, Role.CLUSTER))
 
 
 TEXT_MOST = 400

@@ -189,7 +189,7 @@ def machines_record(row: LaunchAttempt, instances: Sequence[dict[str, Any]], now
             provider=PROVIDER,
             provider_id=instance["InstanceId"],
             defaults={
-                "id": _machine_id(subject),
+                "id": machine_id(subject),
                 "region_id": ours.region_id,
                 "role": ours.role,
                 "state": MachineState.TAKEN.value,
@@ -213,7 +213,7 @@ def machines_record(row: LaunchAttempt, instances: Sequence[dict[str, Any]], now
     live.push("machines")
 
 
-def _machine_id(subject: str) -> str:
+def machine_id(subject: str) -> str:
     """The digits of its node, if free. Hosts that join get an ID from a nonce."""
     name = f"m-{subject.removeprefix('n-')}"
     taken = not subject.startswith("n-") or Machine.objects.filter(id=name).exists()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from django.db import transaction
 
-from fleet.clouds.aws.actions import CALLS, TEXT_MOST, THROTTLED, Role
+from fleet.clouds.aws.actions import TEXT_MOST, THROTTLED, is_known
 from fleet.clouds.models import CallBucket
 from fleet.clouds.planning.call_budget import (
     ENDED_MACHINES,
@@ -160,7 +160,7 @@ def pages(operation: str, region: str, **params: Any) -> Iterator[dict[str, Any]
 
 def send(service: str, operation: str, region: str, params: Mapping[str, Any]) -> dict[str, Any]:
     """`call` without the budget. Raises RuntimeError if a transaction is open."""
-    if (Role.CONTROL, service, operation) not in CALLS:
+    if not is_known(service, operation):
         raise ValueError(f"{service} {operation} is not in the table of calls")
     refuse_inside_transaction(f"{service} {operation}")
     may_repeat = operation.startswith(("Describe", "Get", "List")) or operation in REPEATED

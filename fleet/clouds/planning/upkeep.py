@@ -156,6 +156,19 @@ class ZoneBase:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterBase:
+    """The ECS cluster of a region, from its stack. Roles are ARNs; images have a digest or an immutable tag."""
+
+    name: str
+    task_role: str
+    ingress_role: str
+    execution_role: str
+    image: str
+    ingress_image: str
+    log_group: str
+
+
+@dataclass(frozen=True, slots=True)
 class CloudBase:
     """Network, roles and addresses of a region, from its stack; stored as `CloudRegion.base`. `zones` by name. Groups
     are security groups; that of nodes allows all traffic within itself. Profiles are ARNs of instance profiles, roles
@@ -164,7 +177,8 @@ class CloudBase:
 
     `load_balancer` and `load_balancer_zone`: DNS name and hosted zone of the region's entry, for an alias;
     `target_groups`: ARNs for its ingresses, `tls` or `plain`. `hosted_zone` and `entry_name`: of the weighted records
-    of all regions. `home`: the AWS region of the install's alarm; empty: this region."""
+    of all regions. `home`: the AWS region of the install's alarm; empty: this region. `cluster`: if machines are
+    container instances of ECS; the roles are then those of tasks."""
 
     account: str
     zones: dict[str, ZoneBase]
@@ -186,6 +200,7 @@ class CloudBase:
     root_devices: dict[str, str] = field(default_factory=dict)
     root_device: str = "/dev/xvda"
     root_gib: int = 200
+    cluster: ClusterBase | None = None
 
     def root_device_of(self, image: str) -> str:
         """Returns an image's name for its root volume."""

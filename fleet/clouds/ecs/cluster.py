@@ -1,0 +1,247 @@
+"""Reads and changes an ECS cluster: its container instances with their network nodes, tasks, and revisions of task
+definitions. Every function raises `fleet.clouds.aws.calls.CallFailed` if AWS did not confirm it. Writes no row."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from fleet.clouds.aws import calls
+from fleet.clouds.aws.launch import TAG_INSTALL
+from fleet.clouds.ecs.definitions import TAG_DIGEST, digest_of
+from fleet.clouds.planning.call_budget import TOPOLOGY_CALL, path_of
+from fleet.clouds.planning.tasks import ContainerInstance, TaskSeen
+from fleet.placement.planning.distance import Path
+
+PAGE = 100
+"""Of lists, and IDs of one describe call: ECS's limit."""
+PAGES_MOST = 100
+PATH = "switchyard.path"
+"""The attribute of a container instance with its network nodes, widest first, divided by slashes."""
+ATTRIBUTES_PER_CALL = 10
+ATTRIBUTE_MOST = 128
+MISSING = "MISSING"
+
+
+def _ecs(operation: str, region: str, *members: str, **params: Any) -> dict[str, Any]:
+    """Makes a call. `members`: of every complete answer. boto3 returns an answer without members for a JSON text that
+    was cut off, which must not count as an empty list. Raises Unanswered then."""
+    answer = calls.call("ecs", operation, region, **params)
+    if missing := [name for name in members if name not in answer]:
+        raise calls.Unanswered("", f"the answer of {operation} has no {', '.join(missing)}")
+    return answer
+
+
+def _list_arns(operation: str, member: str, region: str, cluster: str, **params: Any) -> Iterator[str]:
+    token = ""
+    for _ in range(PAGES_MOST):
+        more = {"nextToken": token} if token else {}
+        page = _ecs(operation, region, member, cluster=cluster, maxResults=PAGE, **params, **more)
+        yield from page[member]
+        token = page.get("nextToken") or ""
+        if not token:
+            return
+    raise calls.Unanswered("", f"{operation} has more than {PAGES_MOST} pages")
+
+
+def _batches(ids: Sequence[str], most: int) -> Iterator[list[str]]:
+    for at in range(0, len(ids), most):
+        yield list(ids[at : at + most])
+
+
+def instances_read(region: str, cluster: str) -> list[ContainerInstance]:
+    """Returns the container instances of a cluster, without those that are being registered or removed."""
+    arns = [
+        arn
+        for status in ("ACTIVE", "DRAINING")
+        for arn in _list_arns("ListContainerInstances", "containerInstanceArns", region, cluster, status=status)
+    ]
+    return [
+        _container_instance(one)
+        for batch in _batches(arns, PAGE)
+        for one in _ecs(
+            "DescribeContainerInstances", region, "containerInstances", cluster=cluster, containerInstances=batch
+        )["containerInstances"]
+    ]
+
+
+def _container_instance(found: Mapping[str, Any]) -> ContainerInstance:
+    attributes = {one["name"]: one.get("value") or "" for one in found.get("attributes") or ()}
+    free = {one["name"]: one for one in found.get("remainingResources") or ()}
+    zone = attributes.get("ecs.availability-zone", "")
+    path = tuple(part for part in attributes.get(PATH, "").split("/") if part)
+    return ContainerInstance(
+        arn=found["containerInstanceArn"],
+        machine=found.get("ec2InstanceId") or "",
+        instance_type=attributes.get("ecs.instance-type", ""),
+        zone=zone,
+        address="",
+        path=path or ((zone,) if zone else ()),
+        status=found.get("status") or "",
+        connected=bool(found.get("agentConnected")),
+        tasks=int(found.get("runningTasksCount") or 0) + int(found.get("pendingTasksCount") or 0),
+        memory_mib=int(free.get("MEMORY", {}).get("integerValue") or 0),
+    )
+
+
+def instances_place(region: str, cluster: str, instances: Sequence[ContainerInstance]) -> tuple[ContainerInstance, ...]:
+    """Requests the network nodes of up to 100 container instances and stores them as attributes, so that later launches
+    and other tools read them without another call. Returns the instances with their places."""
+    asked = [one.machine for one in instances if one.machine][:PAGE]
+    if not asked:
+        return tuple(instances)
+    answer = calls.call("ec2", TOPOLOGY_CALL, region, InstanceIds=asked)
+    paths = {one["InstanceId"]: _place_of(one) for one in answer["Instances"]}
+    placed = tuple(replace(one, path=paths.get(one.machine, one.path)) for one in instances)
+    attributes = [
+        {"name": PATH, "value": "/".join(one.path)[:ATTRIBUTE_MOST], "targetType": "container-instance",
+         "targetId": short_id(one.arn)}
+        for one in placed
+        if one.machine in paths
+    ]  # fmt: skip
+    for at in range(0, len(attributes), ATTRIBUTES_PER_CALL):
+        _ecs("PutAttributes", region, cluster=cluster, attributes=attributes[at : at + ATTRIBUTES_PER_CALL])
+    return placed
+
+
+def _place_of(instance: Mapping[str, Any]) -> Path:
+    zone = instance.get("ZoneId") or instance["AvailabilityZone"]
+    return path_of(zone, instance.get("NetworkNodes") or (), instance.get("CapacityBlockId") or "")
+
+
+def addresses_of(region: str, machines: Collection[str]) -> dict[str, str]:
+    """Returns the private address of each machine, from EC2: attributes of container instances are written by the
+    machines themselves and prove nothing."""
+    filters = [{"Name": "instance-id", "Values": sorted(machines)}]
+    return {
+        one["InstanceId"]: one.get("PrivateIpAddress", "")
+        for page in calls.pages("DescribeInstances", region, Filters=filters, MaxResults=PAGE)
+        for reservation in page["Reservations"]
+        for one in reservation["Instances"]
+    }
+
+
+def instances_drain(region: str, cluster: str, arns: Sequence[str], *, drain: bool) -> list[str]:
+    """Lets no more tasks start on container instances, or allows them again. Returns those that ECS does not know."""
+    status = "DRAINING" if drain else "ACTIVE"
+    failed: list[str] = []
+    for batch in _batches(arns, 10):
+        answer = _ecs(
+            "UpdateContainerInstancesState",
+            region,
+            "failures",
+            cluster=cluster,
+            containerInstances=batch,
+            status=status,
+        )
+        failed += [one["arn"] for one in answer["failures"]]
+    return failed
+
+
+# Tasks.
+
+
+def short_id(arn: str) -> str:
+    return arn.rpartition("/")[2]
+
+
+def tasks_start(region: str, request: Mapping[str, Any]) -> tuple[list[TaskSeen], list[str]]:
+    """Makes one call of `StartTask`. Returns the started tasks, and the reason of each container instance that ECS
+    refused in an answer of 200."""
+    answer = _ecs("StartTask", region, "tasks", "failures", **request)
+    tasks, failures = [_task(one) for one in answer["tasks"]], answer["failures"]
+    if len(tasks) + len(failures) != len(request["containerInstances"]):
+        raise calls.Unanswered("", "the answer of StartTask does not cover every container instance")
+    reasons = [f"{one.get('reason') or 'no reason'} of {short_id(one.get('arn') or '')}" for one in failures]
+    return tasks, reasons
+
+
+def tasks_found(region: str, cluster: str, started_by: str) -> list[TaskSeen]:
+    """Returns the tasks with this `startedBy`, stopped ones of the last hour included. ECS allows no second filter with
+    it and lists running tasks then, so that stopped ones come from the list of all."""
+    arns = {*_list_arns("ListTasks", "taskArns", region, cluster, startedBy=started_by)}
+    arns |= {*_list_arns("ListTasks", "taskArns", region, cluster, desiredStatus="STOPPED")}
+    found, _ = tasks_describe(region, cluster, sorted(arns))
+    return [one for one in found if one.started_by == started_by]
+
+
+def tasks_list(region: str, cluster: str, install: str) -> list[TaskSeen]:
+    """Returns every task of this install, stopped ones of the last hour included."""
+    arns = {
+        arn
+        for status in ("RUNNING", "STOPPED")
+        for arn in _list_arns("ListTasks", "taskArns", region, cluster, desiredStatus=status)
+    }
+    return [one for one in tasks_describe(region, cluster, sorted(arns))[0] if one.install == install]
+
+
+def tasks_describe(region: str, cluster: str, ids: Sequence[str]) -> tuple[list[TaskSeen], list[str]]:
+    """Returns the tasks, and the IDs of those that ECS does not have: forgotten, or not visible yet."""
+    found: list[TaskSeen] = []
+    missing: list[str] = []
+    for batch in _batches(ids, PAGE):
+        answer = _ecs("DescribeTasks", region, "tasks", "failures", cluster=cluster, tasks=batch, include=["TAGS"])
+        found += [_task(one) for one in answer["tasks"]]
+        missing += [short_id(one.get("arn") or "") for one in answer["failures"] if one.get("reason") == MISSING]
+    return found, missing
+
+
+def task_stop(region: str, cluster: str, task: str, reason: str) -> TaskSeen:
+    return _task(_ecs("StopTask", region, "task", cluster=cluster, task=task, reason=reason[:255])["task"])
+
+
+def _task(found: Mapping[str, Any]) -> TaskSeen:
+    tags = {one["key"]: one.get("value") or "" for one in found.get("tags") or ()}
+    codes = [str(found[name]) for name in ("stopCode", "stoppedReason") if found.get(name)]
+    return TaskSeen(
+        id=short_id(found["taskArn"]),
+        instance=found.get("containerInstanceArn") or "",
+        status=found.get("lastStatus") or "",
+        desired=found.get("desiredStatus") or "",
+        why=": ".join(codes),
+        started_by=found.get("startedBy") or "",
+        created_at=found.get("createdAt"),
+        install=tags.get(TAG_INSTALL, ""),
+    )
+
+
+# Revisions of task definitions.
+
+
+def definition_ensure(region: str, definition: Mapping[str, Any], install: str) -> str:
+    """Returns `family:revision` of a definition with this content; registers a revision if the latest one differs. A
+    repeated call after a lost answer finds the revision, and two processes at once make two revisions alike."""
+    digest, family = digest_of(definition), definition["family"]
+    try:
+        latest = _ecs("DescribeTaskDefinition", region, "taskDefinition", taskDefinition=family, include=["TAGS"])
+    except calls.Refused as error:
+        if error.is_for_now or error.code != "ClientException":
+            raise
+        latest = {}
+    if {"key": TAG_DIGEST, "value": digest} in (latest.get("tags") or ()):
+        return _revision(latest)
+    tags = [{"key": TAG_INSTALL, "value": install}, {"key": TAG_DIGEST, "value": digest}]
+    return _revision(_ecs("RegisterTaskDefinition", region, "taskDefinition", **definition, tags=tags))
+
+
+def _revision(answer: Mapping[str, Any]) -> str:
+    return f"{answer['taskDefinition']['family']}:{answer['taskDefinition']['revision']}"
+
+
+def definitions_drop(region: str, family: str, kept: Collection[str]) -> list[str]:
+    """Deregisters the active revisions of a family that are not `kept` (`family:revision`), the latest never. Running
+    tasks keep theirs. Returns those that were deregistered."""
+    arns: list[str] = []
+    token = ""
+    for _ in range(PAGES_MOST):
+        asked: dict[str, Any] = {"familyPrefix": family, "status": "ACTIVE"}
+        asked |= {"nextToken": token} if token else {}
+        page = _ecs("ListTaskDefinitions", region, "taskDefinitionArns", **asked)
+        arns += page["taskDefinitionArns"]
+        token = page.get("nextToken") or ""
+        if not token:
+            break
+    names = sorted((short_id(arn) for arn in arns), key=lambda name: int(name.rpartition(":")[2]))
+    old = [name for name in names[:-1] if name not in kept and name.rpartition(":")[0] == family]
+    for name in old:
+        _ecs("DeregisterTaskDefinition", region, taskDefinition=name)
+    return old
