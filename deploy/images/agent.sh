@@ -1,6 +1,6 @@
 #!/bin/sh
 # What a container of a node or an ingress runs: `switchyard-agent node|ingress`. At its first start it joins the fleet by
-# an invitation for that role; from then on it runs the release that the control plane hands out, whatever its image is.
+# an invitation for that role, or as a task of ECS by the role of the task; from then on it runs the release that the control plane hands out, whatever its image is.
 # All that it has lies in SWITCHYARD_PREFIX. It ends when its agent has left the fleet, with status 0, or when it is told to.
 set -eu
 ROLE=${1:-}
@@ -31,6 +31,22 @@ join() {
     exit 1
   }
   printf '%s\n' "$script" | sh -s -- "$SWITCHYARD_INVITATION" ${SWITCHYARD_FIRST_PORT:+--port "$SWITCHYARD_FIRST_PORT"}
+}
+
+# A task of ECS has no invitation: it proves by the keys of its role which task it is, again until it may join.
+join_as_task() {
+  UNIT=$SWITCHYARD_UNIT
+  export UNIT
+  until task_joins; do
+    say 'this task has not joined yet; another try follows'
+    sleep 10
+  done
+}
+
+task_joins() {
+  set -- -fsS --noproxy '*' --max-time 60
+  if [ -n "${SWITCHYARD_PIN:-}" ]; then set -- "$@" -k --pinnedpubkey "$SWITCHYARD_PIN"; fi
+  script=$(curl "$@" "$SWITCHYARD_SERVER/join/aws") && printf '%s\n' "$script" | sh
 }
 
 # Engines of the image, linked into the cache of the volume. Agents use one whose packages are those of their release.
@@ -76,7 +92,11 @@ if [ -e "$CODE/current" ]; then
   sh "$CODE/run" &
   echo $! >"$CODE/state/supervisor.pid"
 else
-  join
+  if [ -n "${AWS_CONTAINER_CREDENTIALS_RELATIVE_URI:-}" ] && [ -n "${SWITCHYARD_UNIT:-}" ]; then
+    join_as_task
+  else
+    join
+  fi
   runs || { say "it did not join"; exit 1; }
 fi
 unset SWITCHYARD_INVITATION

@@ -35,7 +35,7 @@ _UNIT = re.compile(r"[a-z0-9-]{1,64}")
 _ADDRESS = re.compile(r"[0-9.]{7,15}")
 _ARN = re.compile(
     r"arn:aws[a-z-]{0,16}:sts::(?P<account>[0-9]{12}):assumed-role/(?P<role>[A-Za-z0-9_+=,.@-]{1,64})/"
-    r"(?P<instance>i-[0-9a-f]{17})"
+    r"(?P<instance>i-[0-9a-f]{17}|[0-9a-f]{32})"
 )
 
 
@@ -64,11 +64,17 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The signer: a machine, with the role of its instance profile."""
+    """The signer: an EC2 instance with the role of its profile, or a task of ECS with its task role. `instance`: ID of
+    the instance or the task."""
 
     account: str
     role: str
     instance: str
+
+    @property
+    def provider(self) -> str:
+        """The provider of such machines."""
+        return "aws" if self.instance.startswith("i-") else "ecs"
 
 
 def read_proof(body: bytes) -> Proof:
@@ -135,8 +141,8 @@ def check_proof(proof: Proof, *, servers: frozenset[str], sts_host: str, now: da
 
 
 def read_caller(arn: str) -> Caller:
-    """Returns the signer from the ARN in STS's answer. AWS alone names the session of an instance profile, after its
-    instance. Raises ProofRefused if it is a user's, or of another kind of session."""
+    """Returns the signer from the ARN in STS's answer. AWS alone names the sessions of instance profiles and task
+    roles, after the instance or the task. Raises ProofRefused if it is a user's, or of another kind of session."""
     match = _ARN.fullmatch(arn)
     if match is None:
         raise ProofRefused(f"the proof was signed by {arn[:120]}, which is not a machine")

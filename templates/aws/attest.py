@@ -1,5 +1,5 @@
-"""Proves which machine of EC2 this is: signs a question to STS with the keys of the machine's role, sends it nowhere,
-and prints it. The control plane of SERVER asks it in our place, and STS answers whose keys they are.
+"""Proves which machine of EC2 or task of ECS this is: signs a question to STS with the keys of its role, sends it
+nowhere, and prints it. The control plane of SERVER asks it in our place, and STS answers whose keys they are.
 
     python3 attest.py NONCE_FILE, with SERVER, STS_HOST and UNIT in the environment
 
@@ -13,12 +13,15 @@ import http.client
 import json
 import os
 import secrets
+import socket
 import sys
 import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
 METADATA = urlsplit(os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", "http://169.254.169.254"))
+TASK_KEYS = urlsplit(os.environ.get("AWS_CONTAINER_CREDENTIALS_ENDPOINT", "http://169.254.170.2"))
+"""Where ECS gives a task the keys of its role, under AWS_CONTAINER_CREDENTIALS_RELATIVE_URI."""
 METADATA_LIMIT_S = 5.0
 METADATA_BYTES = 64 * 1024
 TOKEN_S = 60
@@ -48,6 +51,43 @@ def metadata(method: str, path: str, headers: dict[str, str]) -> str:
     if answer.status != http.client.OK:
         raise NoProof(f"the metadata service of this instance answered {answer.status} to {path}")
     return body
+
+
+def of_task(path: str) -> "tuple[dict[str, str], str, str]":
+    """Keys, region and address of this task. It has the network of its host, whose metadata it does not need.
+
+    Raises:
+        NoProof: ECS gives no keys.
+    """
+    connection = http.client.HTTPConnection(TASK_KEYS.hostname or "", TASK_KEYS.port, timeout=METADATA_LIMIT_S)
+    try:
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read(METADATA_BYTES).decode()
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise NoProof(f"the ECS agent of this host gives no keys: {error}") from None
+    finally:
+        connection.close()
+    if answer.status != http.client.OK:
+        raise NoProof(f"the ECS agent of this host answered {answer.status}")
+    server = urlsplit(os.environ["SERVER"])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as towards:
+        towards.connect((server.hostname, server.port or 443))  # sends nothing
+        return json.loads(body), os.environ["AWS_REGION"], towards.getsockname()[0]
+
+
+def of_instance() -> "tuple[dict[str, str], str, str]":
+    """Keys, region and address of this instance.
+
+    Raises:
+        NoProof: the metadata service lacks a needed value.
+    """
+    for_s = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
+    token = {"X-aws-ec2-metadata-token": metadata("PUT", "api/token", for_s)}
+    role = metadata("GET", "meta-data/iam/security-credentials/", token).strip()
+    keys = json.loads(metadata("GET", f"meta-data/iam/security-credentials/{role}", token))
+    region = metadata("GET", "meta-data/placement/region", token)
+    return keys, region, metadata("GET", "meta-data/local-ipv4", token)
 
 
 def kept_nonce(path: Path) -> str:
@@ -90,21 +130,17 @@ def _sha256(text: str) -> str:
 
 
 def proof(nonce_file: Path) -> dict[str, object]:
-    """Returns the evidence of this instance for the control plane.
+    """Returns the evidence of this instance or task for the control plane.
 
     Raises:
-        NoProof: the metadata service lacks a needed value.
+        NoProof: a needed value is missing.
     """
-    for_s = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_S)}
-    token = {"X-aws-ec2-metadata-token": metadata("PUT", "api/token", for_s)}
-    role = metadata("GET", "meta-data/iam/security-credentials/", token).strip()
-    keys = json.loads(metadata("GET", f"meta-data/iam/security-credentials/{role}", token))
-    region = metadata("GET", "meta-data/placement/region", token)
+    path = os.environ.get("AWS_CONTAINER_CREDENTIALS_RELATIVE_URI", "")
+    keys, region, address = of_task(path) if path else of_instance()
     host = os.environ["STS_HOST"].replace("REGION", region)
     server = f"{urlsplit(os.environ['SERVER']).netloc};{_sha256(kept_nonce(nonce_file))}"
     headers = signed(keys, region, host, server, time.time())
     del headers["content-type"]  # always the same
-    address = metadata("GET", "meta-data/local-ipv4", token)
     return {"unit": os.environ["UNIT"], "address": address, "headers": headers}
 
 

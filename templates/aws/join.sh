@@ -1,6 +1,6 @@
 {% autoescape off %}#!/bin/sh
-# Proves to the Switchyard at {{ server }} which machine of EC2 this is, and joins it. User data runs it, with UNIT in
-# the environment, and again until it succeeds. There is no secret in it.
+# Proves to the Switchyard at {{ server }} which machine of EC2 or task of ECS this is, and joins it. User data or the
+# image of the agent runs it, with UNIT in the environment, and again until it succeeds. There is no secret in it.
 set -eu
 umask 077
 

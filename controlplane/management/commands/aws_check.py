@@ -11,6 +11,7 @@ from audit.commands import AuditedCommand
 from fleet.clouds.aws.check import Verdict, region_check
 from fleet.clouds.aws.identity import install_ensure
 from fleet.clouds.models import CloudRegion
+from fleet.clouds.services.regions import AWS
 from kernel import clock
 
 TO_FIX = (Verdict.DENIED, Verdict.MISSING)
@@ -27,7 +28,7 @@ class Command(AuditedCommand):
         now = clock.now()
         install = install_ensure(now).id
         self.stdout.write(f"this install is {install}")
-        clouds = CloudRegion.objects.order_by("region_id")
+        clouds = CloudRegion.objects.filter(region__provider=AWS).order_by("region_id")
         if options["region"]:
             clouds = clouds.filter(pk=options["region"])
             if not clouds:

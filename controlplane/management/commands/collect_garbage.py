@@ -18,6 +18,7 @@ from fleet.clouds.services.garbage import (
     cloud_machine_garbage,
     cloud_resource_garbage,
 )
+from fleet.clouds.services.regions import AWS
 from fleet.reconcile.planning.states import CloudRegionState
 from kernel import clock
 
@@ -36,7 +37,7 @@ class Command(AuditedCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         now = clock.now()
-        clouds = CloudRegion.objects.filter(state=CloudRegionState.READY).order_by("region_id")
+        clouds = CloudRegion.objects.filter(region__provider=AWS, state=CloudRegionState.READY).order_by("region_id")
         if options["region"]:
             clouds = clouds.filter(pk=options["region"])
             if not clouds:

@@ -1,6 +1,7 @@
 """Ends every machine of the embedded providers in this home: agents, engines, proxies and ingresses. Machines that cost
 money are stopped only if the install's name is given."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from django.conf import settings
@@ -11,10 +12,8 @@ from audit.commands import AuditedCommand
 from fleet.clouds.base import ProviderError, embedded_providers, provider_named
 from fleet.clouds.models import Install
 from fleet.machines.models import Machine
-from fleet.machines.planner import ENDED
+from fleet.machines.planner import CLOUDS, ENDED
 from fleet.reconcile.planning.states import MachineState
-
-PROVIDER = "aws"
 
 
 class Command(AuditedCommand):
@@ -35,12 +34,12 @@ class Command(AuditedCommand):
             self.stderr.write(f"what runs in clouds is not known: {error}")
 
     def _stop_clouds(self, name: str) -> None:
-        running = Machine.objects.filter(provider=PROVIDER).exclude(state=MachineState.GONE)
+        running = Machine.objects.filter(provider__in=CLOUDS).exclude(state=MachineState.GONE)
         running = running.exclude(cloud_state__in=ENDED).select_related("instance_type")
         install = Install.objects.first()
         if install is None or not running:
             return
-        said = f"{len(running)} machines of {PROVIDER}, for {sum(map(_price, running)):.2f} $/h"
+        said = f"{len(running)} machines of {_names(running)}, for {sum(map(_price, running)):.2f} $/h"
         if not name:
             self.stdout.write(f"{said}, run on; `manage.py fleet_stop --cloud {install}` ends them")
             return
@@ -52,6 +51,10 @@ class Command(AuditedCommand):
             raise CommandError("these may run on: " + "; ".join(failed))
 
 
+def _names(rows: Iterable[Machine]) -> str:
+    return ", ".join(sorted({row.provider for row in rows}))
+
+
 def _price(row: Machine) -> float:
     """Of an hour, as it was read, else as it is stated of the type."""
     stated = row.instance_type.price_per_hour if row.instance_type else None
@@ -60,7 +63,7 @@ def _price(row: Machine) -> float:
 
 def _terminate_machine(machine: Machine) -> ProviderError | None:
     try:
-        provider_named(PROVIDER).terminate(machine.runs)
+        provider_named(machine.provider).terminate(machine.runs)
     except ProviderError as error:
         return error
     return None

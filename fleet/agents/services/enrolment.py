@@ -329,7 +329,6 @@ def credentials_revoked(prefixes: list[str]) -> set[str]:
         return {prefix for (prefix,) in cursor.fetchall()}
 
 
-PROVIDER = "aws"
 TICKET_FOR = timedelta(minutes=15)
 RETRY_AFTER_S = 10
 AT_ONCE = 16
@@ -359,7 +358,7 @@ def machine_attest(body: bytes, *, now: datetime) -> str:
             f"role {caller.role} of account {caller.account} is not a role of this fleet in {proof.region}"
         )
     with transaction.atomic():
-        rows = Machine.objects.select_for_update().filter(provider=PROVIDER, provider_id=caller.instance)
+        rows = Machine.objects.select_for_update().filter(provider=caller.provider, provider_id=caller.instance)
         machine = rows.first()
         if machine is None:
             raise _unknown_machine(proof, caller)

@@ -131,6 +131,14 @@ _CALLS = (
         f"{_OURS}, in the request; the roles of tasks, passed to ECS",
         Role.CLUSTER,
     ),
+    *(
+        Call("sqs", name, (action,), "the cluster's queue of notices", Role.CLUSTER)
+        for name, action in (
+            ("ReceiveMessage", "sqs:ReceiveMessage"),
+            ("GetQueueAttributes", "sqs:GetQueueAttributes"),
+            ("DeleteMessageBatch", "sqs:DeleteMessage"),
+        )
+    ),
     # IAM has no resource for these.
     *(
         Call("ecs", name, (f"ecs:{name}",), "revisions of the install's families, by its own code", Role.CLUSTER)

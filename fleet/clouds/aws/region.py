@@ -3,7 +3,7 @@ demand from AWS's price list, spot from its history. Changes nothing, in AWS or 
 missing output, so that an operator knows what to update. Ambiguous prices are left out: an unknown price is better than
 a wrong one."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -130,14 +130,19 @@ def region_read(
     StackRefused if the stack does not exist, is being changed, belongs to another install, lacks an output, or names an
     image that does not exist or has another architecture. Raises fleet.clouds.aws.calls.CallFailed if AWS did not
     answer or denied the call."""
-    outputs, account = _stack_outputs(region, stack, install, send)
+    needed = (*NEEDED, *IMAGE_OUTPUTS)
+    outputs, account = stack_outputs(region, stack, install, send, needed, "deploy/aws/region.yaml")
     base = _cloud_base(region, stack, outputs, account, send)
     images = {name: image_of(types[name], outputs) for name in sorted(set(types) & set(instance_networks()))}
     reserved = _reserved_pools(region, outputs["Install"], images, base, send)
     return RegionRead(base, (*reserved, *_on_demand_pools(region, images, base, send)))
 
 
-def _stack_outputs(region: str, stack: str, install: str, send: Call) -> tuple[dict[str, str], str]:
+def stack_outputs(
+    region: str, stack: str, install: str, send: Call, needed: Sequence[str], template: str
+) -> tuple[dict[str, str], str]:
+    """Returns the outputs of a complete stack of this install, and its account. Raises StackRefused and CallFailed as
+    `region_read` does."""
     try:
         found = send("cloudformation", "DescribeStacks", region, StackName=stack)["Stacks"][0]
     except Refused as error:
@@ -147,9 +152,8 @@ def _stack_outputs(region: str, stack: str, install: str, send: Call) -> tuple[d
     if found["StackStatus"] not in DONE:
         raise StackRefused(f"stack {stack} is {found['StackStatus']}; it is read again once it is complete")
     outputs = {each["OutputKey"]: each["OutputValue"] for each in found.get("Outputs") or ()}
-    if missing := [name for name in (*NEEDED, *IMAGE_OUTPUTS) if not outputs.get(name)]:
-        template = "deploy it again from deploy/aws/region.yaml"
-        raise StackRefused(f"stack {stack} has no output {', '.join(missing)}: {template}")
+    if missing := [name for name in needed if not outputs.get(name)]:
+        raise StackRefused(f"stack {stack} has no output {', '.join(missing)}: deploy it again from {template}")
     if outputs["Install"] != install:
         whose = f"stack {stack} is of install {outputs['Install']}, and this one is {install}"
         raise StackRefused(f"{whose}: deploy one with Install={install}")

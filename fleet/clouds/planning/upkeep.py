@@ -280,6 +280,7 @@ class ResourceKind(StrEnum):
     INTERFACE = "network interface"
     SPOT_REQUEST = "spot request"
     FILE = "file"
+    TASK = "task"
 
 
 @dataclass(frozen=True, slots=True)

@@ -157,7 +157,7 @@ def cloud_machine_garbage(cloud: CloudRegion, listing: Listing) -> GarbageSource
         )
         for one in running
     ]
-    return _cloud_source(cloud, "machines", found, _machines_delete, len(running))
+    return cloud_source(cloud, "machines", found, _machines_delete, len(running))
 
 
 def cloud_resource_garbage(cloud: CloudRegion, now: datetime) -> GarbageSource:
@@ -167,7 +167,7 @@ def cloud_resource_garbage(cloud: CloudRegion, now: datetime) -> GarbageSource:
     open_units = _open_units()
     found = [Resource(one.kind, one.id, one.unit in open_units, created_at=one.created_at) for one in listed]
     recorded = Machine.objects.filter(provider=PROVIDER, region_id=cloud.pk).exclude(state=MachineState.GONE)
-    return _cloud_source(cloud, "resources", found, _resources_delete, recorded.count())
+    return cloud_source(cloud, "resources", found, _resources_delete, recorded.count())
 
 
 def cloud_garbage_collect(cloud: CloudRegion, now: datetime) -> None:
@@ -188,13 +188,14 @@ def cloud_source_collect(cloud: CloudRegion, source: GarbageSource, now: datetim
     CloudRegion.objects.filter(pk=cloud.pk).update(suspects=suspects)
 
 
-def _cloud_source(
+def cloud_source(
     cloud: CloudRegion,
     name: str,
     found: Sequence[Resource],
     delete: Callable[[CloudRegion, Sequence[Resource]], Iterable[Resource]],
     machines: int,
 ) -> GarbageSource:
+    """Returns a complete list of a region as a source whose suspects are kept in the region's row."""
     subject = f"{cloud.pk}/{name}"
     before = CloudRegion.objects.values_list("suspects", flat=True).get(pk=cloud.pk).get(subject, {})
     return GarbageSource(
@@ -205,7 +206,7 @@ def _cloud_source(
         {one: datetime.fromisoformat(at) for one, at in before.items()},
         machines=machines,
         has_records=LaunchAttempt.objects.exists(),
-        provider=PROVIDER,
+        provider=cloud.region.provider,
         region=cloud.pk,
     )
 

@@ -4,7 +4,7 @@ region's queue, DescribeInstanceStatus and the ends of Capacity Blocks; nodes re
 the consequences."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 
 from django.db import transaction
@@ -49,15 +49,20 @@ log = logging.getLogger(__name__)
 
 
 def cloud_queue(cloud: CloudRegion, now: datetime) -> None:
-    """Reads the region's queue. Messages that cannot be parsed stay and move to the dead letters after the queue's
-    number of receives."""
+    """Reads the queue of what EC2 announces."""
+    queue_read(cloud, now, _handle_message)
+
+
+def queue_read(cloud: CloudRegion, now: datetime, handle: Callable[[CloudRegion, Message, datetime], bool]) -> None:
+    """Reads the region's queue. `handle` returns whether to delete a message: others stay and move to the dead letters
+    after the queue's number of receives."""
     url = cloud.base.get("queue_url", "")
     if not url:
         return
     try:
         for _ in range(ROUNDS):
             messages = messages_receive(cloud.aws_region, url)
-            done = [message for message in messages if _handle_message(cloud, message, now)]
+            done = [message for message in messages if handle(cloud, message, now)]
             messages_delete(cloud.aws_region, url, done)
             if not messages:
                 break

@@ -17,6 +17,7 @@ from fleet.capacity.planning.pools import Market
 from fleet.clouds.aws.calls import CallFailed, Unanswered
 from fleet.clouds.aws.identity import install_ensure
 from fleet.clouds.aws.region import PoolFound, StackRefused, on_demand_prices, region_read, spot_prices
+from fleet.clouds.ecs.region import cluster_read
 from fleet.clouds.models import CapacityPool, CloudRegion
 from fleet.deployments.selectors import instance_types_wanted
 from fleet.machines.models import Machine
@@ -30,7 +31,9 @@ from kernel.tones import Tone
 from models_registry.instance_types.selectors import instance_shapes
 from models_registry.instance_types.services import instance_type_ensure
 
-AWS = "aws"
+AWS, ECS = "aws", "ecs"
+TEMPLATES = {AWS: "deploy/aws/region.yaml", ECS: "deploy/aws/ecs.yaml"}
+"""By provider with a stack."""
 STACK = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,127}")
 AWS_REGION = re.compile(r"[a-z]{2,4}(-[a-z]{2,12}){1,3}-[0-9]{1,2}")
 CLOUD_COLUMNS = ("stack", "aws_region")
@@ -42,13 +45,14 @@ def cloud_columns(name: str, columns: dict[str, Any]) -> dict[str, str]:
     """Removes a cloud region's fields from `columns` and returns them; {} for other providers. Raises InvalidInput if a
     stack is missing, malformed, or given to a provider without stacks."""
     given = {column: columns.pop(column, "") for column in CLOUD_COLUMNS}
-    if columns.get("provider") != AWS:
+    provider = columns.get("provider", "")
+    if provider not in TEMPLATES:
         if set_ := [column for column, value in given.items() if value]:
-            message = f"only a region of provider {AWS} has a {set_[0]}"
+            message = f"only a region of provider {' or '.join(TEMPLATES)} has a {set_[0]}"
             raise InvalidInput(field=set_[0], rule="provider", message=message)
         return {}
     if not STACK.fullmatch(given["stack"]):
-        message = f"a region of provider {AWS} needs the name of its stack, as of deploy/aws/region.yaml"
+        message = f"a region of provider {provider} needs the name of its stack, as of {TEMPLATES[provider]}"
         raise InvalidInput(field="stack", rule="stack", message=message)
     given["aws_region"] = given["aws_region"] or name
     if not AWS_REGION.fullmatch(given["aws_region"]):
@@ -69,7 +73,11 @@ def cloud_region_read(cloud: CloudRegion, now: datetime) -> None:
     in all zones would hide them. Blocks as long as the cloud does."""
     types = sorted(instance_types_wanted())
     try:
-        read = region_read(cloud.aws_region, cloud.stack, install_ensure(now).id, instance_shapes(types))
+        install = install_ensure(now).id
+        if cloud.region.provider == ECS:
+            read = cluster_read(cloud.aws_region, cloud.stack, install)
+        else:
+            read = region_read(cloud.aws_region, cloud.stack, install, instance_shapes(types))
     except Unanswered as error:
         log.warning("the stack of region %s was not read: %s", cloud.pk, error)
         CloudRegion.objects.filter(pk=cloud.pk).update(reason=f"no answer yet: {error}")

@@ -29,10 +29,13 @@ from fleet.clouds.aws.listing import region_places, reservation_places
 from fleet.clouds.models import CloudRegion, Install, LaunchAttempt
 from fleet.clouds.planning.call_budget import GARBAGE_EVERY_S, LIST_EVERY_S, RESERVATIONS_EVERY_S, STATUS_EVERY_S
 from fleet.clouds.planning.upkeep import InstallFigures, Verdict, beat_verdict, metrics_request
+from fleet.clouds.services.clusters import cluster_definitions, cluster_instances, cluster_list, cluster_queue
 from fleet.clouds.services.garbage import cloud_garbage_collect, cloud_list
 from fleet.clouds.services.images import cloud_images
 from fleet.clouds.services.notices import cloud_queue, cloud_reservations, cloud_statuses
 from fleet.clouds.services.regions import (
+    AWS,
+    ECS,
     cloud_new_types_read,
     cloud_prices,
     cloud_region_read,
@@ -230,6 +233,8 @@ class Step:
 SPOT_PRICES_EVERY_S = 3600.0
 READ_AGAIN_S = 60.0
 """Of a refused stack, which an operator is fixing, and for types that the fleet names for the first time."""
+CLUSTER_EVERY_S = 30.0
+"""Lists of an ECS cluster: two calls for each 100 tasks or container instances."""
 READ_DAILY_S = 86_400.0
 """Of a stack in use, to find additions."""
 
@@ -251,6 +256,16 @@ STEPS: Mapping[str, Step] = {
 }
 """In this order; all due steps run in one round."""
 
+CLUSTER_STEPS: Mapping[str, Step] = {
+    "beat": Step(BEAT_EVERY_S, cloud_beat),
+    "queue": Step(QUEUE_EVERY_S, cluster_queue),
+    "container instances": Step(CLUSTER_EVERY_S, cluster_instances),
+    "list": Step(CLUSTER_EVERY_S, cluster_list),
+    "stack": Step(READ_DAILY_S, cloud_region_read),
+    "definitions": Step(READ_DAILY_S, cluster_definitions),
+}
+"""Of a region that is an ECS cluster. Names that both have are kept apart by region."""
+
 UNREAD_STEPS: Mapping[str, Step] = {"first stack": Step(READ_AGAIN_S, cloud_region_read)}
 """Of a region that is not ready: its stack is not read, or was refused."""
 
@@ -259,26 +274,26 @@ class CloudUpkeep:
     """The rounds of this process. One thread makes the passes."""
 
     def __init__(self, now_s: Callable[[], float] = monotonic, steps: Mapping[str, Step] = STEPS) -> None:
-        self._now_s, self._steps = now_s, {**steps, **UNREAD_STEPS}
-        self._names = {CloudRegionState.READY.value: tuple(steps)}
+        self._now_s = now_s
+        self._steps = {AWS: steps, ECS: CLUSTER_STEPS}
         self._due_s: dict[tuple[str, str], float] = {}
         self._rounds: dict[str, tuple[threading.Thread, float]] = {}
 
     def run_pass(self) -> bool:
         """Starts a round in each region with due steps. Returns False if one hangs."""
         self._rounds = {region: (thread, at) for region, (thread, at) in self._rounds.items() if thread.is_alive()}
-        for cloud in CloudRegion.objects.filter(region__provider="aws"):
-            due = [
-                name
-                for name in self._names.get(cloud.state, tuple(UNREAD_STEPS))
-                if self._now_s() >= self._due_s.get((cloud.pk, name), 0.0)
-            ]
+        for cloud in CloudRegion.objects.filter(region__provider__in=self._steps).select_related("region"):
+            due = [name for name in self._steps_of(cloud) if self._now_s() >= self._due_s.get((cloud.pk, name), 0.0)]
             if due and cloud.pk not in self._rounds:
                 self._start_round(cloud, due)
         hanging = [region for region, (_, at) in self._rounds.items() if self._now_s() - at > ROUND_LIMIT_S]
         for region in hanging:
             log.error("a round in region %s has not ended for %.0f s", region, ROUND_LIMIT_S)
         return not hanging
+
+    def _steps_of(self, cloud: CloudRegion) -> Mapping[str, Step]:
+        is_ready = cloud.state == CloudRegionState.READY
+        return self._steps[cloud.region.provider] if is_ready else UNREAD_STEPS
 
     def wait(self) -> None:
         """Blocks until all started rounds have ended."""
@@ -297,14 +312,14 @@ class CloudUpkeep:
                 now = clock.now()
                 if lease_take(name=f"cloud:{cloud.pk}", holder=this_process(), ttl_s=LEASE_S, now=now) is None:
                     return
-                self._due_s[cloud.pk, name] = self._now_s() + self._steps[name].every_s
+                self._due_s[cloud.pk, name] = self._now_s() + self._steps_of(cloud)[name].every_s
                 self._run_step(name, cloud, now)
         finally:
             connection.close()
 
     def _run_step(self, name: str, cloud: CloudRegion, now: datetime) -> None:
         try:
-            self._steps[name].run(cloud, now)
+            self._steps_of(cloud)[name].run(cloud, now)
         except Exception:
             log.exception("step %s in region %s failed; it runs again at its next time", name, cloud.pk)
 

@@ -18,7 +18,7 @@ from controlplane.dashboard.wizards import (
     document,
     nested,
 )
-from fleet.clouds.services.regions import AWS
+from fleet.clouds.services.regions import AWS, ECS
 from fleet.machines.planner import LOCAL, POOLED
 from fleet.regions.models import Region
 from models_registry.instance_types.selectors import instance_type_names
@@ -27,6 +27,7 @@ PROVIDERS = (
     Option(LOCAL, "local", "processes on this computer"),
     Option(POOLED, "machines", "hosts that join it"),
     Option(AWS, "AWS", "instances in an account"),
+    Option(ECS, "ECS", "tasks on the container instances of a cluster"),
 )
 COLUMNS = ("provider", "stack", "aws_region", "position", "ingress_url", "plain_http", "cheapest_first")
 
@@ -90,7 +91,8 @@ REGION_WIZARD = Wizard(
                 Input(name="aws_region", at="Region.aws_region", label="AWS region", placeholder="eu-west-1"),
                 Input(name="cheapest_first", at="Region.cheapest_first", label="Cheapest pools first"),
             ),
-            about="Only for a region in AWS. Its stack is created from deploy/aws/region.yaml and read after this.",
+            about="Only for a region in AWS. Its stack is created from deploy/aws/region.yaml, or from "
+            "deploy/aws/ecs.yaml for an ECS cluster, and read after this.",
             folded=True,
         ),
         Step(

@@ -267,3 +267,35 @@ def test_the_script_carries_the_proof_and_the_host_of_sts(sts: Sts) -> None:
 def test_a_machine_that_states_another_address_is_not_heard(sts: Sts, machine: Machine) -> None:
     refused = machine_hellos_store([hello("m-00000001", address="10.9.9.9")], now=NOW)
     assert str(refused["m-00000001"]) == "m-00000001 has the address 10.1.16.4, and its hello states 10.9.9.9"
+
+
+TASK = "0123456789abcdef0123456789abcdef"
+
+
+def test_a_task_of_ecs_joins_by_the_session_of_its_role(sts: Sts, machine: Machine) -> None:
+    region = rows.region("cluster", provider="ecs")
+    base = CloudBase(
+        account=ACCOUNT, zones={}, node_group="", node_profile="", node_role="sw-node-task",
+        ingress_role="sw-ingress-task",
+    )  # fmt: skip
+    CloudRegion.objects.create(
+        region=region, aws_region="us-east-1", stack="ecs", state=CloudRegionState.READY.value,
+        base=msgspec.to_builtins(base),
+    )  # fmt: skip
+    rows.machine(
+        "m-00000002", where="cluster", provider="ecs", provider_id=TASK, state=MachineState.TAKEN.value,
+        runs="n-00000002", address="10.1.16.4", facts=None, nonce_digest="",
+    )  # fmt: skip
+    sts.knows(f"arn:aws:sts::{ACCOUNT}:assumed-role/sw-node-task/{TASK}")
+    assert attest(sts)
+
+    sts.knows(f"arn:aws:sts::{ACCOUNT}:assumed-role/sw-node/{TASK}")
+    with pytest.raises(ProofRefused, match="another role"):
+        attest(sts)
+    sts.knows(f"arn:aws:sts::{ACCOUNT}:assumed-role/sw-node-task/{TASK[:-1]}0")
+    with pytest.raises(ProofRefused, match="was not launched"):
+        attest(sts)
+    Machine.objects.filter(id="m-00000002").update(cloud_state="STOPPED")
+    sts.knows(f"arn:aws:sts::{ACCOUNT}:assumed-role/sw-node-task/{TASK}")
+    with pytest.raises(ProofRefused, match="has ended"):
+        attest(sts)

@@ -4,6 +4,7 @@ import http.server
 import json
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,10 @@ from django.test import Client
 
 from fleet.agents.planner import read_proof
 from tests.fleet.proofs import KEYS
+from tests.layers import ROOT
 
 METADATA = {
+    "/v2/credentials/task": json.dumps(KEYS),
     "/latest/api/token": "token",
     "/latest/meta-data/iam/security-credentials/": "node",
     "/latest/meta-data/iam/security-credentials/node": json.dumps(KEYS),
@@ -95,3 +98,19 @@ def test_it_proves_itself_and_joins_with_the_ticket(metadata: str, tmp_path: Pat
     assert not Path(f"{prefix}.nonce").exists()
     (prefix / "current").mkdir(parents=True)
     assert run().stderr == "switchyard: this machine joined already\n"
+
+
+@pytest.mark.slow
+def test_a_task_of_ecs_proves_itself_by_the_keys_of_its_role(metadata: str, tmp_path: Path) -> None:
+    environment = {
+        "PATH": os.environ["PATH"], "SERVER": "https://127.0.0.1:8000", "STS_HOST": "sts.REGION.amazonaws.com",
+        "UNIT": "u-1", "AWS_REGION": "eu-west-1", "AWS_CONTAINER_CREDENTIALS_ENDPOINT": metadata,
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/v2/credentials/task",
+        "AWS_EC2_METADATA_SERVICE_ENDPOINT": "http://127.0.0.1:1",
+    }  # fmt: skip
+    command = [sys.executable, "templates/aws/attest.py", str(tmp_path / "nonce")]
+    done = subprocess.run(command, env=environment, capture_output=True, check=True, cwd=ROOT, timeout=60)
+
+    made = read_proof(done.stdout)
+    assert (made.unit, made.address, made.region) == ("u-1", "127.0.0.1", "eu-west-1")
+    assert made.host == "sts.eu-west-1.amazonaws.com"

@@ -130,5 +130,5 @@ def test_every_provider_states_how_long_its_machines_take() -> None:
 
 
 def test_an_unknown_provider_is_refused_with_the_names_of_those_that_there_are() -> None:
-    with pytest.raises(ProviderError, match="unknown provider 'mars'; there is: aws, local, machines, ordering"):
+    with pytest.raises(ProviderError, match="unknown provider 'mars'; there is: aws, ecs, local, machines, ordering"):
         provider_named("mars")

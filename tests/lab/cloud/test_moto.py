@@ -1,7 +1,9 @@
 """Gaps and errors of moto, a test for each call that `lab/cloud` answers instead. If one fails, moto supports the call
 and the handler can be deleted."""
 
+import json
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,7 @@ from lab.cloud.server import World, serve
 from lab.cloud.wire import NOT_IN_THIS_CLOUD
 from lab.cloud.world import HANDLERS
 from tests.lab.cloud.conftest import (
+    IMAGE,
     Network,
     ids_of,
     make_network,
@@ -95,6 +98,42 @@ def brings_back_what_has_ended(world: World, network: Network) -> bool:
     return network.states(InstanceIds=ids)[ids[0]] == "running"
 
 
+def start_one(world: World) -> tuple[Any, str, dict[str, Any]]:
+    """A client of ECS, the name of a cluster, and the task that was started in it. In a region of its own: the tests of
+    EC2 count their machines."""
+    region = "us-west-2"
+    ecs, name = world.client("ecs", region), f"c{world.count('CreateCluster')}"
+    ecs.create_cluster(clusterName=name)
+    launched = world.client("ec2", region).run_instances(ImageId=IMAGE, MinCount=1, MaxCount=1)
+    document = json.dumps({"instanceId": ids_of(launched)[0]})
+    instance = ecs.register_container_instance(cluster=name, instanceIdentityDocument=document)
+    container = {"name": "agent", "image": "agent", "memory": 64}
+    ecs.register_task_definition(family=name, containerDefinitions=[container], networkMode="host")
+    arn = instance["containerInstance"]["containerInstanceArn"]
+    return ecs, name, ecs.start_task(cluster=name, taskDefinition=name, containerInstances=[arn])["tasks"][0]
+
+
+def starts_at_once(world: World, _: Network) -> bool:
+    return bool(start_one(world)[2]["lastStatus"] == "RUNNING")
+
+
+def ends_what_is_looked_at(world: World, _: Network) -> bool:
+    ecs, name, task = start_one(world)
+    seen = [ecs.describe_tasks(cluster=name, tasks=[task["taskArn"]])["tasks"][0]["lastStatus"] for _ in range(4)]
+    return "STOPPED" in seen
+
+
+def stops_at_once(world: World, _: Network) -> bool:
+    ecs, name, task = start_one(world)
+    return bool(ecs.stop_task(cluster=name, task=task["taskArn"])["task"]["lastStatus"] == "STOPPED")
+
+
+def lists_stopped_ones(world: World, _: Network) -> bool:
+    ecs, name, task = start_one(world)
+    ecs.stop_task(cluster=name, task=task["taskArn"])
+    return bool(ecs.list_tasks(cluster=name)["taskArns"] == [task["taskArn"]])
+
+
 STILL = {
     ("ec2", "RebootInstances"): brings_back_what_has_ended,
     ("ec2", "RunInstances"): launches_the_least,
@@ -104,6 +143,10 @@ STILL = {
     ("ec2", "DescribeInstanceTopology"): is_unknown("describe_instance_topology"),
     ("ec2", "DescribeCapacityReservations"): is_unknown("describe_capacity_reservations"),
     ("ec2", "DescribeCapacityReservationTopology"): is_unknown("describe_capacity_reservation_topology"),
+    ("ecs", "StartTask"): starts_at_once,
+    ("ecs", "DescribeTasks"): ends_what_is_looked_at,
+    ("ecs", "StopTask"): stops_at_once,
+    ("ecs", "ListTasks"): lists_stopped_ones,
     ("elbv2", "RegisterTargets"): registers_at_once,
     ("elbv2", "DeregisterTargets"): forgets_what_drains,
     ("elbv2", "DescribeTargetHealth"): forgets_what_drains,

@@ -1,0 +1,164 @@
+"""Upkeep of an ECS cluster with PostgreSQL and the test cloud: task events through EventBridge and SQS, container
+instances that drain, garbage, and revisions of task definitions."""
+
+import json
+from datetime import timedelta
+
+import pytest
+
+from fleet.clouds.aws.identity import install_ensure
+from fleet.clouds.aws.notices import UnreadableNotice
+from fleet.clouds.ecs.events import InstanceEvent, TaskEvent, parse
+from fleet.clouds.models import CloudNotice, CloudRegion, LaunchAttempt
+from fleet.clouds.services.clusters import cluster_definitions, cluster_instances, cluster_list, cluster_queue
+from fleet.clouds.services.upkeep import CLUSTER_STEPS, CloudUpkeep
+from fleet.machines.models import Machine
+from fleet.reconcile.planning.states import NoticeKind
+from kernel import clock
+from tests.fleet.clouds.ecs.cluster_fleet import CLUSTER, ClusterFleet
+
+pytestmark = pytest.mark.cloud
+
+
+@pytest.fixture
+def region(cluster_fleet: ClusterFleet) -> CloudRegion:
+    """With the queue of its task events, two nodes that run, and an install that is older than a day."""
+    world = cluster_fleet.world
+    sqs, events = world.client("sqs"), world.client("events")
+    url = sqs.create_queue(QueueName="task-notices")["QueueUrl"]
+    arn = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
+    events.put_rule(Name="tasks", EventPattern=json.dumps({"source": ["aws.ecs"]}))
+    events.put_targets(Rule="tasks", Targets=[{"Id": "notices", "Arn": arn}])
+    row = CloudRegion.objects.get()
+    row.base["queue_url"] = url
+    row.save()
+    install = install_ensure(clock.now())
+    install.dry_run_until = clock.now() - timedelta(seconds=1)
+    install.save()
+    cluster_fleet.order(2)
+    cluster_fleet.provision()
+    return row
+
+
+def states() -> set[str]:
+    return set(Machine.objects.values_list("cloud_state", flat=True))
+
+
+def test_events_of_tasks_are_witnesses_of_their_states(cluster_fleet: ClusterFleet, region: CloudRegion) -> None:
+    assert states() == {"PENDING"}
+    cluster_fleet.world.clock.advance(15)
+    cluster_fleet.world.settle()
+    cluster_queue(region, clock.now())
+    assert states() == {"RUNNING"}
+
+    task = cluster_fleet.tasks()[0]
+    cluster_fleet.ecs.stop_task(cluster=CLUSTER, task=task.arn)
+    cluster_fleet.world.clock.advance(15)
+    cluster_fleet.world.settle()
+    cluster_queue(region, clock.now())
+    assert Machine.objects.get(provider_id=task.arn.rpartition("/")[2]).cloud_state == "STOPPED"
+
+
+def test_a_container_instance_that_drains_is_announced_and_withdrawn(
+    cluster_fleet: ClusterFleet, region: CloudRegion
+) -> None:
+    used = cluster_fleet.tasks()[0]
+    machine = Machine.objects.get(provider_id=used.arn.rpartition("/")[2])
+
+    def set_status(status: str) -> None:
+        cluster_fleet.ecs.update_container_instances_state(
+            cluster=CLUSTER, containerInstances=[used.instance], status=status
+        )
+        cluster_fleet.world.clock.advance(30)
+        cluster_instances(region, clock.now())
+
+    set_status("DRAINING")
+    notice = CloudNotice.objects.get(settled_at=None)
+    assert (notice.machine_id, notice.kind, notice.text) == (
+        machine.pk,
+        NoticeKind.RETIREMENT,
+        "its container instance drains",
+    )
+    set_status("DRAINING")
+    assert CloudNotice.objects.count() == 1
+    set_status("ACTIVE")
+    assert not CloudNotice.objects.filter(settled_at=None).exists()
+
+
+def test_tasks_that_no_row_references_are_stopped_and_others_are_not(
+    cluster_fleet: ClusterFleet, region: CloudRegion
+) -> None:
+    lost = Machine.objects.all()[0]
+    lost_id = lost.provider_id
+    lost.delete()
+    free = next(arn for arn in cluster_fleet.instances if arn not in {task.instance for task in cluster_fleet.tasks()})
+    definition = LaunchAttempt.objects.get().base["definition"]
+    cluster_fleet.ecs.start_task(cluster=CLUSTER, taskDefinition=definition, containerInstances=[free])
+    for _ in range(4):
+        cluster_fleet.world.clock.advance(400)
+        cluster_list(region, clock.now())
+
+    stopping = {task.arn.rpartition("/")[2] for task in cluster_fleet.world.tasks.values() if task.stops is not None}
+    assert stopping == {lost_id}, "a task without the tag of this install is somebody else's"
+
+
+def test_old_revisions_are_deregistered_once_nothing_uses_them(
+    cluster_fleet: ClusterFleet, region: CloudRegion
+) -> None:
+    first = LaunchAttempt.objects.get().base["definition"]
+    for image in ("b", "c"):
+        region.base["cluster"]["image"] = f"registry/node-agent@sha256:{image * 64}"
+        region.save()
+        nodes = cluster_fleet.order(1)
+        cluster_fleet.provision()
+        cluster_fleet.give_back(*nodes)
+        cluster_fleet.provision_for(60)
+    cluster_list(region, clock.now())
+    cluster_definitions(region, clock.now())
+
+    arns = cluster_fleet.ecs.list_task_definitions(status="ACTIVE")["taskDefinitionArns"]
+    left = {arn.rpartition("/")[2] for arn in arns}
+    assert first in left
+    assert len(left) <= 3
+
+
+def test_every_step_of_a_cluster_runs(cluster_fleet: ClusterFleet, region: CloudRegion) -> None:
+    for step in ("queue", "container instances", "list", "definitions"):
+        CLUSTER_STEPS[step].run(region, clock.now())
+    assert CloudUpkeep()._steps_of(region) is CLUSTER_STEPS
+
+
+def event(kind: str = "ECS Task State Change", **detail: str) -> str:
+    stated = {"taskArn": "arn:aws:ecs:us-east-1:1:task/c/0123", "lastStatus": "RUNNING", **detail}
+    return json.dumps({"id": "e-1", "detail-type": kind, "time": "2027-01-01T00:00:00Z", "detail": stated})
+
+
+def test_an_event_says_whether_ecs_stops_the_task_by_itself() -> None:
+    running = parse(event())
+    assert isinstance(running, TaskEvent)
+    assert (running.task, running.state, running.ends, running.why) == ("0123", "RUNNING", False, "")
+    ending = parse(event(desiredStatus="STOPPED", stopCode="SpotInterruption", stoppedReason="Your Spot Task"))
+    assert isinstance(ending, TaskEvent)
+    assert (ending.ends, ending.why) == (True, "SpotInterruption: Your Spot Task")
+    ours = parse(event(stopCode="UserInitiated"))
+    assert isinstance(ours, TaskEvent)
+    assert not ours.ends
+    instance = parse(event("ECS Container Instance State Change", containerInstanceArn="arn-1", status="DRAINING"))
+    assert isinstance(instance, InstanceEvent)
+    assert (instance.instance, instance.status) == ("arn-1", "DRAINING")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "{}",
+        event("EC2 Instance State-change Notification"),
+        event(lastStatus=""),
+        event().replace("00Z", "00"),
+        event("ECS Container Instance State Change"),
+    ],
+)
+def test_an_event_without_a_meaning_is_left_for_the_dead_letters(body: str) -> None:
+    with pytest.raises(UnreadableNotice):
+        parse(body)
