@@ -1,8 +1,8 @@
 """Tasks of ECS by the cloud's clock, on moto's clusters, container instances and task definitions.
 
-moto's tasks run at once, advance toward their end whenever they are described, and never fail to start. Here they are
-pending first, stop slowly, and are forgotten an hour later; `StartTask` refuses single container instances within an
-answer of 200, as ECS does; the tasks of a terminated machine stop. Each change is an event of EventBridge."""
+moto's tasks run immediately, move toward their end whenever they are described, and never fail to start. Here they
+are pending first, stop slowly, and are forgotten an hour later; `StartTask` refuses single container instances within
+an answer of 200, as ECS does; the tasks of a terminated machine stop. Each change is an event of EventBridge."""
 
 import json
 import secrets

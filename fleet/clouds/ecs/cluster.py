@@ -209,7 +209,7 @@ def _task(found: Mapping[str, Any]) -> TaskSeen:
 
 def definition_ensure(region: str, definition: Mapping[str, Any], install: str) -> str:
     """Returns `family:revision` of a definition with this content; registers a revision if the latest one differs. A
-    repeated call after a lost answer finds the revision, and two processes at once make two revisions alike."""
+    repeated call after a lost answer finds the revision, and two concurrent processes make two equal revisions."""
     digest, family = digest_of(definition), definition["family"]
     try:
         latest = _ecs("DescribeTaskDefinition", region, "taskDefinition", taskDefinition=family, include=["TAGS"])

@@ -14,7 +14,7 @@ from fleet.clouds.planning.tasks import OVER
 TASK = "ECS Task State Change"
 INSTANCE = "ECS Container Instance State Change"
 BY_ECS = frozenset({"SpotInterruption", "TerminationNotice", "InfrastructureHealth", "ServiceSchedulerInitiated"})
-"""Stop codes that nobody of this fleet asked for, while the task still runs."""
+"""Stop codes of stops that this fleet did not request."""
 TEXT_MOST = 500
 
 
@@ -27,7 +27,7 @@ class _Event(msgspec.Struct, frozen=True, rename={"detail_type": "detail-type"})
 
 @dataclass(frozen=True, slots=True)
 class TaskEvent:
-    """`ends`: ECS is stopping the task by itself, for the reason `why`."""
+    """`ends`: ECS is stopping the task for the reason `why`, without our request."""
 
     event_id: str
     at: datetime

@@ -229,7 +229,7 @@ def _given_back(subjects: Sequence[str]) -> list[str]:
 
 
 def instances_taken(region: str) -> set[str]:
-    """Returns the ARNs of the container instances with a task of ours, or with one that may be starting."""
+    """Returns the ARNs of the container instances with a recorded task, or with one that may be starting."""
     taken: set[str] = set()
     for attempt in LaunchAttempt.objects.filter(unit__region_id=region, ended_at=None):
         taken |= {one.arn for one in base_of(attempt).placed}

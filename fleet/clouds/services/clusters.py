@@ -1,5 +1,5 @@
 """Upkeep of regions that are ECS clusters: the queue of task events, the list of tasks, container instances that drain,
-and garbage. Events and lists write the same rows. A container instance that drains, or a task that ECS stops by itself,
+and garbage. Events and lists write the same rows. A container instance that drains, or a task that ECS stops unasked,
 is a notice of its machine, so that `fleet.faults.planning.notices` moves its cells before their tasks are stopped."""
 
 import logging

@@ -29,14 +29,15 @@ def test_a_region_of_machines_is_created_once() -> None:
     assert (region.provider, region.spares) == ("machines", {"local.cpu": {"warm": 3, "repair_only": 1}})
 
 
-def test_a_region_in_aws_needs_its_stack_which_never_changes() -> None:
-    client, typed = signed_in(), {"name": "eu-west-1", "provider": "aws"}
+@pytest.mark.parametrize("provider", ["aws", "ecs"])
+def test_a_region_in_aws_needs_its_stack_which_never_changes(provider: str) -> None:
+    client, typed = signed_in(), {"name": "eu-west-1", "provider": provider}
     refused = client.post(URL, {**typed, "go": "apply"})
     assert refused.status_code == 409
     assert "needs the name of its stack" in refused.text.partition('id="error-stack"')[2].partition("</p>")[0]
     assert client.post(URL, {**typed, "stack": "yard", "go": "apply"}).status_code == 302
     cloud = CloudRegion.objects.get()
-    assert (cloud.stack, cloud.aws_region) == ("yard", "eu-west-1")
+    assert (cloud.stack, cloud.aws_region, cloud.region.provider) == ("yard", "eu-west-1", provider)
     other = client.post(URL, {**typed, "stack": "other", "go": "apply"})
     assert "create another region" in other.text
     assert CloudRegion.objects.get().stack == "yard"

@@ -99,7 +99,7 @@ def brings_back_what_has_ended(world: World, network: Network) -> bool:
 
 
 def start_one(world: World) -> tuple[Any, str, dict[str, Any]]:
-    """A client of ECS, the name of a cluster, and the task that was started in it. In a region of its own: the tests of
+    """A client of ECS, the name of a cluster, and the task that was started in it. In another region: the tests of
     EC2 count their machines."""
     region = "us-west-2"
     ecs, name = world.client("ecs", region), f"c{world.count('CreateCluster')}"
