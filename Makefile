@@ -2,7 +2,7 @@
 # into this checkout (.venv, .cache, .switchyard).
 
 .DEFAULT_GOAL := help
-.PHONY: help up demo down status backup restore engine heads conformance test test-all check check-code check-format check-types check-imports
+.PHONY: help up demo down status backup restore engine heads conformance java-client test test-all check check-code check-format check-types check-imports
 .PHONY: images images-base images-check check-templates check-patterns check-house fmt screens bench bench-fleet simulate chaos lab lab-check lab-test lab-down environment environment-dev lock
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
@@ -137,6 +137,13 @@ test-all: environment-dev ## Run everything: also tests marked `long`, with new 
 
 conformance: environment-dev ## Third-party clients against the running fleet's ingress: CLIENTS=openai-python,litellm names some, LARGE=1 adds large ones.
 	@exec $(VENV) -m bench conformance --clients '$(CLIENTS)' $(if $(ENGINES),--engines '$(ENGINES)') $(if $(LARGE),--large) $(if $(WRITE),--write '$(WRITE)')
+
+java-client: ## Build the jar of client/java in .cache (needs a JDK: apt-get install openjdk-17-jdk-headless).
+	@command -v javac >/dev/null || { echo "There is no javac: apt-get install openjdk-17-jdk-headless." >&2; exit 1; }
+	@rm -rf $(SWITCHYARD_CACHE)/java-client && mkdir -p $(SWITCHYARD_CACHE)/java-client
+	@javac --release 17 -d $(SWITCHYARD_CACHE)/java-client client/java/src/main/java/switchyard/client/*.java
+	@jar --create --file $(SWITCHYARD_CACHE)/switchyard-client.jar -C $(SWITCHYARD_CACHE)/java-client .
+	@echo "$(SWITCHYARD_CACHE)/switchyard-client.jar"
 
 chaos: environment-dev ## Break the running sim fleet at random and judge it: make chaos SECONDS=1800 SEED=1 (600 s, seed 0).
 	@exec $(VENV) -m bench chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)

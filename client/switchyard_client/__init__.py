@@ -671,7 +671,7 @@ def verify_callback(body: bytes, headers: Mapping[str, str], secret: str, *, now
 
 
 class _SseParser:
-    """Server-sent events from bytes, whose lines end with CR, LF or both. A byte is read once, however it is cut."""
+    """Server-sent events from bytes, whose lines end with CR, LF or both. Each byte is read once, however cut."""
 
     def __init__(self) -> None:
         self._line: list[bytes] = []  # pieces of a line without its end

@@ -1,5 +1,5 @@
-"""Ready code for one request to an ingress: curl, Python, JavaScript and the command line. Pure. Keys are never part of
-it: the code reads them from the environment."""
+"""Ready code for one request to an ingress: curl, Python, JavaScript, Java and the command line. Pure. The code reads
+keys from the environment."""
 
 import json
 import shlex
@@ -16,7 +16,9 @@ OPENAI_ARGUMENTS = frozenset({
 """Arguments of the `openai` package's `create`; it takes others as `extra_body`."""
 
 
-LANGUAGES = ("curl", "Python", "JavaScript", "switchyard")
+LANGUAGES = ("curl", "Python", "JavaScript", "Java", "switchyard")
+JAVA_ROLES = frozenset({"system", "user", "assistant"})
+"""Roles for which the Java client has a method that takes a text."""
 
 
 def snippets(url: str, request: Mapping[str, Any], *, has_key: bool) -> dict[str, str]:
@@ -25,6 +27,7 @@ def snippets(url: str, request: Mapping[str, Any], *, has_key: bool) -> dict[str
         _curl(url, request, has_key=has_key),
         _python(url, request, has_key=has_key),
         _javascript(url, request, has_key=has_key),
+        _java(url, request, has_key=has_key),
         _command_line(request),
     )
     return dict(zip(LANGUAGES, sources, strict=True))
@@ -72,6 +75,43 @@ def _javascript(url: str, request: Mapping[str, Any], *, has_key: bool) -> str:
     )
 
 
+def _java(url: str, request: Mapping[str, Any], *, has_key: bool) -> str:
+    messages = request["messages"]
+    are_texts = all(
+        set(one) == {"role", "content"} and one["role"] in JAVA_ROLES and isinstance(one["content"], str)
+        for one in messages
+    )
+    calls = [f".{one['role']}({_java_literal(one['content'])})" for one in messages if are_texts]
+    for name, value in request.items():
+        if name not in {"model", "stream"} and not (are_texts and name == "messages"):
+            calls.append(f".with({_java_literal(name)}, {_java_literal(value)})")
+    chat = "".join(f"\n                    {call}" for call in calls)
+    key = f'\n                .apiKey(System.getenv("{KEY_VARIABLE}"))' if has_key else ""
+    return (
+        "// make java-client writes the jar: java -cp switchyard-client.jar Ask.java\n"
+        "import switchyard.client.*;\n\n"
+        "public class Ask {\n"
+        "    public static void main(String[] arguments) {\n"
+        f"        try (var client = Switchyard.of({_java_literal(f'{url}/v1')}){key}.build();\n"
+        f"                var events = client.streamChat(Chat.of({_java_literal(request['model'])}){chat})) {{\n"
+        "            for (var event : events) {\n"
+        "                System.out.print(event.text());\n"
+        "            }\n"
+        "        }\n"
+        "    }\n"
+        "}\n"
+    )
+
+
+def _java_literal(value: object) -> str:
+    """Returns an expression for a JSON value. Texts have the same escapes in JSON and in Java."""
+    if isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**31):
+        return json.dumps(value)
+    text = json.dumps(value, ensure_ascii=False)
+    return text if isinstance(value, str) else f"Json.parse({json.dumps(text, ensure_ascii=False)})"
+
+
 def _command_line(request: Mapping[str, Any]) -> str:
-    texts = [one["content"] for one in request["messages"] if one["role"] == "user"]
-    return f"switchyard chat {shlex.quote(request['model'])} {shlex.quote(texts[-1])}"
+    last = next((one["content"] for one in reversed(request["messages"]) if one["role"] == "user"), "")
+    text = last if isinstance(last, str) else " ".join(part["text"] for part in last if part.get("type") == "text")
+    return f"switchyard chat {shlex.quote(request['model'])} {shlex.quote(text)}"

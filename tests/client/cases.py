@@ -8,6 +8,7 @@ from typing import Any
 
 ACCEPTED = {"id": "ar_1", "status": "queued", "callback_secret": "shh"}
 QUICK = {"attempts": 4, "longest_wait_s": 1.0, "rest_s": 60.0}
+PATIENT = {**QUICK, "longest_wait_s": 30.0}
 LIMITS = {
     "x-ratelimit-limit-tokens": "6000", "x-ratelimit-remaining-tokens": "5990", "x-ratelimit-reset-tokens": "1m0.5s",
     "x-switchyard-region": "us-east-1",
@@ -98,14 +99,22 @@ CASES: dict[str, dict[str, Any]] = {
         east=[refused(429, "rate_limit_exceeded", retry_after="2")], west=[said("no")], hosts=["east"],
     ),
     "a_wait_ends_with_the_deadline": case(
-        [{"do": "post", "deadline_s": 0.2}], [{"error": "DeadlineExceeded"}],
-        east=[refused(429, "rate_limit_exceeded", retry_after="0.9")], hosts=["east"],
+        [{"do": "post", "deadline_s": 1.5}], [{"error": "DeadlineExceeded"}], options={"retries": PATIENT},
+        east=[refused(429, "rate_limit_exceeded", retry_after="20")], hosts=["east"],
     ),
     "a_refusal_without_a_time_is_final": case(
         [POST],
         [{"error": "ApiError", "status": 404, "code": "model_not_found", "request_id": "r-1",
           "said": "404 model_not_found: model_not_found it is"}],
         east=[refused(404, "model_not_found", x_request_id="r-1")], west=[said("no")], hosts=["east"],
+    ),
+    "a_wrong_key": case(
+        [POST], [{"error": "ApiError", "status": 401, "code": "invalid_api_key"}],
+        east=[refused(401, "invalid_api_key")], west=[said("no")], hosts=["east"],
+    ),
+    "a_hedge_that_fails_waits_for_the_first": case(
+        [POST], [{"text": "late", "attempts": 2}], options={"hedge_after_s": 0.02}, hosts=["east", "west"],
+        east=[{**said("late"), "after": "west"}], west=[refused(500, "ingress_error")],
     ),
     "an_error_that_is_no_json": case(
         [POST], [{"error": "ApiError", "status": 502, "said": "502 refused: <html>bad gateway"}],
@@ -121,12 +130,11 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "an_answer_that_is_no_object": case([POST], [{"error": "BrokenOff"}], east=[{"text": "[1]"}], hosts=["east"]),
     "a_deadline_travels_and_ends_the_call": case(
-        [{"do": "post", "deadline_s": 0.3}], [{"error": "DeadlineExceeded"}],
-        east=[CUT], west=[NEVER], hosts=["east", "west"], closed=["west"], deadline_ms=[1, 300],
+        [{"do": "post", "deadline_s": 1.5}], [{"error": "DeadlineExceeded"}],
+        east=[CUT], west=[NEVER], hosts=["east", "west"], closed=["west"], deadline_ms=[1, 1500],
     ),
     "silence_is_no_answer": case(
-        [POST], [{"text": "west", "attempts": 2}], east=[NEVER], west=[said("west")], options={"silence_s": 0.2},
-        hosts=["east", "west"], closed=["east"],
+        [POST], [{"text": "west"}], east=[NEVER], west=[said("west")], options={"silence_s": 1.0}, closed=["east"],
     ),
     "a_hedge_wins_and_the_slow_attempt_is_closed": case(
         [POST], [{"text": "fast", "attempts": 2}], east=[NEVER], west=[said("fast")], options={"hedge_after_s": 0.02},
@@ -179,7 +187,7 @@ CASES: dict[str, dict[str, Any]] = {
         east=[{"stream": [delta("one"), delta("two")], "then": "hang"}], closed=["east"],
     ),
     "a_deadline_ends_a_stream": case(
-        [{"do": "stream", "deadline_s": 0.3}], [{"texts": ["one"], "error": "DeadlineExceeded"}],
+        [{"do": "stream", "deadline_s": 1.5}], [{"texts": ["one"], "error": "DeadlineExceeded"}],
         east=[{"stream": [delta("one")], "then": "hang"}], closed=["east"],
     ),
     "tls_by_its_authority": case([POST], [{"text": "safe"}], secure=[said("safe")], options={"ca_file": True}),

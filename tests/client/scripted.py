@@ -2,7 +2,7 @@
 
 A region's answers are used in order, the last one again and again. An answer is a dictionary:
 
-- `json` or `text`, with `status` and `headers`: a whole answer
+- `json` or `text`, with `status` and `headers`: a whole answer; `after`: once this region has a request as well
 - `stream`: pieces of a chunked body; `then`: `end` (default), `cut`, or `hang` until the client closes the connection
 - `huge`: so many bytes of a line without an end
 - `short`: a text whose declared length is longer; the connection is closed after it
@@ -14,6 +14,7 @@ import json
 import socket
 import ssl
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -93,6 +94,8 @@ class ScriptedRegions:
                 with self._lock:
                     self.seen[case].requests.append({"region": region, "path": f"/{path}", **request})
                     answer = self._next(case, region)
+                while answer.get("after") and answer["after"] not in self.seen[case].hosts:
+                    time.sleep(0.005)
                 if not self._answer(connection, stream, answer):
                     if answer.get("never") or answer.get("then") == "hang" or "huge" in answer:
                         self.seen[case].closed.append(region)
@@ -108,7 +111,8 @@ class ScriptedRegions:
         if answer.get("cut"):
             return False
         if answer.get("never"):
-            stream.read(1)
+            with contextlib.suppress(OSError):
+                stream.read(1)
             return False
         if "stream" in answer or "huge" in answer:
             return _stream(connection, stream, answer)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import os
 import shutil
 import subprocess
 from collections.abc import AsyncIterator, Iterator
@@ -12,22 +13,58 @@ from typing import Any
 import pytest
 
 import switchyard_client
+from controlplane.chat_stream import KEY_VARIABLE
+from controlplane.dashboard.snippets import snippets
 from fleet.webhooks.planner import signature
 from switchyard_client import ApiError, AsyncSwitchyard, Pending, Retries, SwitchyardError
-from tests.client.cases import CASES
+from tests.client.cases import ACCEPTED, CASES, DONE, delta, said
 from tests.client.scripted import ScriptedRegions, scripted_regions
 from tests.controlplane.embedded.processes import eventually
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
+LINT = (
+    "-Xlint:cast,deprecation,divzero,empty,fallthrough,finally,overrides,rawtypes,removal,static,try,unchecked,varargs"
+)
+"""Warnings that each JDK since 17 knows; a newer one has more, which are no errors."""
 JAVA = Path(__file__).resolve().parents[2] / "client/java"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
 CALLBACK = b'{"data":{"id":"ar_1","status":"done"}}'
-NOWHERE = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "ALL_PROXY", "all_proxy")
+SNIPPETS: dict[str, dict[str, Any]] = {
+    "Quotes": {
+        "model": "m",
+        "messages": [
+            {"role": "system", "content": "Say 'hi' to \"Ada\""},
+            {"role": "user", "content": "$(reboot) \\u0022 \\ \n \x01 ${x} </script> é 🚂 \u2028 /* */ //"},
+        ],
+        "stream": True,
+        "max_tokens": 5,
+        "temperature": 0.5,
+        "seed": 2**40,
+        "stop": ["a\nb"],
+        "logprobs": False,
+    },
+    "Parts": {
+        "model": "m",
+        "messages": [{"role": "user", "content": [{"type": "text", "text": 'a "quoted" \\ text'}]}],
+        "stream": True,
+        "response_format": {"type": "json_object"},
+    },
+}
+"""Requests whose code of the console is compiled and run, by the name of its class."""
+HANGS = {"stream": [delta("one")], "then": "hang"}
+LIVES: dict[str, list[dict[str, Any]]] = {
+    "cancelled": [HANGS], "interrupted": [HANGS], "closed": [HANGS], "polling": [{"json": ACCEPTED}],
+    "shared": [said("hello")], "demand": [{"stream": [delta("one"), delta("two"), delta("three")], "then": "hang"}],
+}  # fmt: skip
+"""Scripts of calls that end early (`Lives.java`)."""
+PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "ALL_PROXY", "all_proxy")
 
 
 @pytest.fixture(scope="module")
 def regions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptedRegions]:
     scripts = {name: case["regions"] for name, case in CASES.items()}
+    scripts |= {name: {"east": [{"stream": [delta("hello"), DONE]}]} for name in SNIPPETS}
+    scripts |= {name: {"east": script} for name, script in LIVES.items()}
     with scripted_regions(scripts, tmp_path_factory.mktemp("regions")) as running:
         yield running
 
@@ -39,14 +76,18 @@ def java(regions: ScriptedRegions, tmp_path_factory: pytest.TempPathFactory) -> 
         "there is no javac on PATH, and these tests need one: apt-get install openjdk-17-jdk-headless"
     )
     classes = tmp_path_factory.mktemp("classes")
-    sources = sorted(str(file) for file in JAVA.rglob("*.java"))
+    for name, request in SNIPPETS.items():
+        code = snippets(f"{regions.url('east')}/java-code-{name}", request, has_key=True)["Java"]
+        (classes / f"{name}.java").write_text(code.replace("class Ask", f"class {name}"))
+    sources = sorted(str(file) for folder in (JAVA, classes) for file in folder.rglob("*.java"))
     light = ("-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xshare:auto")
-    strict = ("--release", "17", "-Xlint:all", "-Werror")
+    strict = ("--release", "17", "-encoding", "UTF-8", LINT, "-Werror")
     compiler = ["javac", *(f"-J{option}" for option in light), *strict, "-d", str(classes), *sources]
     subprocess.run(compiler, check=True, timeout=240)
     document = {
         "urls": {name: regions.url(name) for name in ("east", "west", "away", "secure")},
         "ca_file": str(regions.ca_file),
+        "snippets": list(SNIPPETS),
         "cases": [
             {"name": name, "order": list(case["regions"]), "calls": case["calls"], "options": case["options"]}
             for name, case in CASES.items()
@@ -58,19 +99,28 @@ def java(regions: ScriptedRegions, tmp_path_factory: pytest.TempPathFactory) -> 
     signed = f"-Dcallback.signature={signature('whs', 1_800_000_000, CALLBACK)}"
     done = subprocess.run(
         ["java", *light, "-Xmx256m", *proxy, signed, "-cp", classes, "switchyard.client.Cases"],
-        input=json.dumps(document), capture_output=True, text=True, timeout=240, check=False,
+        input=json.dumps(document), env={**os.environ, KEY_VARIABLE: "sw_1"}, capture_output=True, text=True,
+        timeout=240, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     results: dict[str, Any] = json.loads(done.stdout)
     return results
 
 
-@pytest.fixture
-def no_way_by_proxy(monkeypatch: pytest.MonkeyPatch, regions: ScriptedRegions) -> None:
-    for name in NOWHERE:
-        monkeypatch.setenv(name, regions.url("away"))
-    monkeypatch.setenv("NO_PROXY", "")
-    monkeypatch.setenv("no_proxy", "")
+@pytest.fixture(scope="module")
+def python(regions: ScriptedRegions) -> dict[str, list[dict[str, Any]]]:
+    """The results of all cases, with proxies in the environment that do not exist."""
+
+    async def run() -> dict[str, list[dict[str, Any]]]:
+        results = await asyncio.gather(*(results_of(name, regions) for name in CASES))
+        return dict(zip(CASES, results, strict=True))
+
+    with pytest.MonkeyPatch.context() as environment:
+        for name in PROXIES:
+            environment.setenv(name, regions.url("away"))
+        environment.setenv("NO_PROXY", "")
+        environment.setenv("no_proxy", "")
+        return asyncio.run(asyncio.wait_for(run(), 120))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -82,10 +132,10 @@ def test_the_java_client_behaves_as_the_table_says(
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.usefixtures("no_way_by_proxy")
-def test_the_python_client_behaves_as_the_table_says(name: str, regions: ScriptedRegions) -> None:
-    results = asyncio.run(asyncio.wait_for(python(name, regions), 60))
-    check(name, "python-async", results, regions)
+def test_the_python_client_behaves_as_the_table_says(
+    name: str, python: dict[str, list[dict[str, Any]]], regions: ScriptedRegions
+) -> None:
+    check(name, "python-async", python[name], regions)
 
 
 def check(name: str, client: str, results: list[dict[str, Any]], regions: ScriptedRegions) -> None:
@@ -119,7 +169,7 @@ def check(name: str, client: str, results: list[dict[str, Any]], regions: Script
         assert first["body"] == CHAT | {"stream": True}
 
 
-async def python(name: str, regions: ScriptedRegions) -> list[dict[str, Any]]:
+async def results_of(name: str, regions: ScriptedRegions) -> list[dict[str, Any]]:
     case = CASES[name]
     options = dict(case["options"])
     options["retries"] = Retries(**options["retries"])
@@ -186,6 +236,32 @@ def answered(answer: switchyard_client.Answer) -> dict[str, Any]:
 def pending(request: Pending) -> dict[str, Any]:
     text = request.answer.text if request.answer else None
     return {"id": request.id, "status": request.status, "secret": request.callback_secret, "text": text}
+
+
+def test_calls_of_the_java_client_end_with_their_future_thread_subscriber_or_client(
+    java: dict[str, Any], regions: ScriptedRegions
+) -> None:
+    assert java["lives"] == {
+        "cancelled": "CancellationException",
+        "interrupted": ["CancellationException", True],
+        "closed": ["CancellationException", "IllegalStateException"],
+        "polling": "CancellationException",
+        "shared": ["hello"] * 16,
+        "demand": ["one", "two"],
+    }
+    for script in ("cancelled", "interrupted", "closed", "demand"):
+        seen = regions.seen[f"java-life-{script}"]
+        assert eventually(lambda seen=seen: seen.closed != []), script  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_the_java_code_of_the_console_sends_the_request(
+    name: str, java: dict[str, Any], regions: ScriptedRegions
+) -> None:
+    assert java["snippets"] == ["hello"] * len(SNIPPETS)
+    (sent,) = regions.seen[f"java-code-{name}"].requests
+    assert sent["body"] == SNIPPETS[name]
+    assert sent["headers"]["authorization"] == "Bearer sw_1"
 
 
 def test_json_of_the_java_client_is_strict_and_bounded(java: dict[str, Any]) -> None:

@@ -39,8 +39,16 @@ def test_javascript_has_the_body_as_a_literal(text: str) -> None:
     assert json.loads(literal) == request(text) | {"stream": False}
 
 
+def test_a_message_with_an_image_is_code_in_every_language() -> None:
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,BASE64_OF_YOUR_IMAGE"}}
+    sent = request("") | {"messages": [{"role": "user", "content": [{"type": "text", "text": "it's?"}, image]}]}
+    code = snippets("http://h:1", sent, has_key=False)
+    assert shlex.split(code["switchyard"])[-1] == "it's?"
+    assert all("BASE64_OF_YOUR_IMAGE" in code[language] for language in ("curl", "Python", "JavaScript", "Java"))
+
+
 def test_the_key_is_read_from_the_environment_only_where_one_is_needed() -> None:
     with_key, without = (snippets("http://h:1", request("x"), has_key=each) for each in (True, False))
-    for language in ("curl", "Python", "JavaScript"):
+    for language in ("curl", "Python", "JavaScript", "Java"):
         assert "SWITCHYARD_KEY" in with_key[language]
         assert "SWITCHYARD_KEY" not in without[language]

@@ -65,7 +65,7 @@ def test_a_key_shows_code_with_the_address_of_an_ingress_and_a_model_that_it_may
     assert "No ingress" in fragment(signed_in(), f"/keys/{a_key().prefix}/", "key-use")
     Region.objects.update(ingress_url="http://10.0.0.1:8080")
     shown = fragment(signed_in(), f"/keys/{ApplicationKey.objects.get().prefix}/", "key-use")
-    for expected in ("http://10.0.0.1:8080/v1", "sim-70b", "SWITCHYARD_KEY", "JavaScript"):
+    for expected in ("http://10.0.0.1:8080/v1", "SWITCHYARD_KEY", "JavaScript", "Chat.of(&quot;sim-70b&quot;"):
         assert expected in shown
 
 

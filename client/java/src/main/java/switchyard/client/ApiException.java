@@ -4,6 +4,7 @@ import java.nio.charset.StandardCharsets;
 import java.time.Duration;
 import java.util.Map;
 import java.util.Optional;
+import java.util.TreeMap;
 import java.util.regex.Pattern;
 
 /** A refusal: status and error of the ingress, of a cell or of the control plane. */
@@ -13,9 +14,11 @@ public final class ApiException extends SwitchyardException {
     private static final int LONGEST_TEXT = 500;
 
     private final int status;
-    private final transient Map<String, Object> error;
     private final String text;
-    private final transient Map<String, String> headers;
+    private final String type;
+    private final String code;
+    private final String param;
+    private final TreeMap<String, String> headers;
 
     ApiException(int status, byte[] body, Map<String, String> headers) {
         this(status, errorOf(body), textOf(body), headers);
@@ -24,9 +27,11 @@ public final class ApiException extends SwitchyardException {
     private ApiException(int status, Map<String, Object> error, String body, Map<String, String> headers) {
         super(sentence(status, error, body), null);
         this.status = status;
-        this.error = error;
         this.text = messageOf(error, body);
-        this.headers = headers;
+        this.type = member(error, "type");
+        this.code = member(error, "code");
+        this.param = member(error, "param");
+        this.headers = new TreeMap<>(headers);
     }
 
     /** The HTTP status; 200 for an error inside of a stream. */
@@ -40,17 +45,17 @@ public final class ApiException extends SwitchyardException {
     }
 
     public Optional<String> type() {
-        return member("type");
+        return Optional.ofNullable(type);
     }
 
     /** What programs compare, such as {@code model_not_found}. */
     public Optional<String> code() {
-        return member("code");
+        return Optional.ofNullable(code);
     }
 
     /** The member of the body that is wrong. */
     public Optional<String> param() {
-        return member("param");
+        return Optional.ofNullable(param);
     }
 
     /** Returns when a retry may help; empty if it does not help or the time is unknown. */
@@ -78,14 +83,17 @@ public final class ApiException extends SwitchyardException {
         return Optional.empty();
     }
 
-    private Optional<String> member(String name) {
-        return Optional.ofNullable(error.get(name)).map(Object::toString);
+    private static String member(Map<String, Object> error, String name) {
+        return error.get(name) == null ? null : error.get(name).toString();
     }
 
     private static Map<String, Object> errorOf(byte[] body) {
         try {
             var found = Json.at(Json.parse(body), "error");
-            return found instanceof Map<?, ?> ? Json.object(found) : found == null ? Map.of() : Map.of("message", found);
+            if (found instanceof Map<?, ?>) {
+                return Json.object(found);
+            }
+            return found == null ? Map.of() : Map.of("message", found);
         } catch (Json.Malformed ignored) {
             return Map.of();
         }

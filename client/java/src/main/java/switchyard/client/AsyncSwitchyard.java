@@ -35,6 +35,8 @@ public final class AsyncSwitchyard implements AutoCloseable {
     final Failover failover;
     final HttpClient http;
     final Set<Call<?>> open = ConcurrentHashMap.newKeySet();
+    volatile boolean isClosed;
+    private final Set<CompletableFuture<?>> polls = ConcurrentHashMap.newKeySet();
     private final ScheduledThreadPoolExecutor timer;
     private final ExecutorService executor;
 
@@ -57,7 +59,7 @@ public final class AsyncSwitchyard implements AutoCloseable {
         return read("POST", path, body, call);
     }
 
-    /** As {@link Switchyard#get}. */
+    /** As {@link Switchyard#get(String, CallOptions)}. */
     public CompletableFuture<Answer> get(String path, CallOptions call) {
         return read("GET", path, null, call);
     }
@@ -109,6 +111,8 @@ public final class AsyncSwitchyard implements AutoCloseable {
     /** Polls until the request has ended, with intervals that grow by half up to 10 s. */
     public CompletableFuture<Pending> waitFor(String id, Duration timeout, Duration poll) {
         var ended = new CompletableFuture<Pending>();
+        polls.add(ended);
+        ended.whenComplete((value, error) -> polls.remove(ended));
         poll(ended, id, System.nanoTime() + timeout.toNanos(), timeout, poll);
         return ended;
     }
@@ -135,10 +139,10 @@ public final class AsyncSwitchyard implements AutoCloseable {
     /** Ends open calls and the client's threads. */
     @Override
     public void close() {
+        isClosed = true;
         timer.shutdownNow();
-        for (var call : open) {
-            call.abort(new CancellationException("the client was closed"));
-        }
+        open.forEach(call -> call.abort(new CancellationException("the client was closed")));
+        polls.forEach(each -> each.completeExceptionally(new CancellationException("the client was closed")));
         try {
             HttpClient.class.getMethod("shutdownNow").invoke(http);
         } catch (ReflectiveOperationException ignored) {
@@ -166,7 +170,8 @@ public final class AsyncSwitchyard implements AutoCloseable {
     }
 
     private CompletableFuture<Answer> read(String method, String path, Body body, CallOptions call) {
-        return new Call<Answer>(this, method, path, body == null ? null : body.json(), call, Reading.Whole::new).start();
+        var content = body == null ? null : body.json();
+        return new Call<Answer>(this, method, path, content, call, Reading.Whole::new).start();
     }
 
     private static Pending pending(Answer answer) {

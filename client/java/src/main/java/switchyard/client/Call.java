@@ -30,7 +30,8 @@ final class Call<T> {
     private static final Pattern VERSIONED = Pattern.compile("/v[0-9]+/.*", Pattern.DOTALL);
     /** Paths that ingresses serve next to {@code /v1}, not below it. */
     private static final Set<String> UNVERSIONED = Set.of(
-            "/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank", "/health", "/healthz", "/version");
+            "/tokenize", "/detokenize", "/pooling", "/classify", "/score", "/rerank", "/health", "/healthz",
+            "/version");
 
     final AsyncSwitchyard client;
     final CompletableFuture<T> result = new CompletableFuture<>();
@@ -74,10 +75,14 @@ final class Call<T> {
     CompletableFuture<T> start() {
         client.open.add(this);
         result.whenComplete((value, error) -> {
-            if (result.isCompletedExceptionally()) {
+            if (error != null) {
                 abort(error);
             }
         });
+        if (client.isClosed) {
+            abort(new IllegalStateException("the client is closed"));
+            return result;
+        }
         if (deadline != null) {
             limit = client.after(deadline, () -> abort(new DeadlineExceededException(
                     path + " was not answered within " + AsyncSwitchyard.seconds(deadline) + " s", null)), result);
@@ -99,7 +104,7 @@ final class Call<T> {
         client.open.remove(this);
     }
 
-    /** Ends the call where it is: waiting attempts, or the reading of its answer. */
+    /** Fails the call: its attempts are stopped, or the reading of its answer. */
     void abort(Throwable error) {
         Race racing;
         Reading read;
@@ -126,8 +131,12 @@ final class Call<T> {
     private void attempt(Failover.Attempt next) {
         if (next.waitS() > 0) {
             var waits = Duration.ofNanos((long) (next.waitS() * 1e9));
+            var waiting = client.after(waits, () -> race(next.region()), result);
             synchronized (this) {
-                pause = isOver ? pause : client.after(waits, () -> race(next.region()), result);
+                pause = waiting;
+                if (isOver) {
+                    waiting.cancel(false);
+                }
             }
         } else {
             race(next.region());
@@ -166,9 +175,9 @@ final class Call<T> {
             read(outcome.response, opener.open(this, outcome.response));
         } else {
             read(outcome.response, new Reading.Refusal(this, outcome.response, refused -> {
-                var after = refused.retryAfter().map(time -> OptionalDouble.of(time.toNanos() / 1e9));
-                retry(client.failover.afterRefusal(
-                        before, outcome.region, refused.status(), after.orElse(OptionalDouble.empty()), now()), refused);
+                var after = refused.retryAfter().map(time -> OptionalDouble.of(time.toNanos() / 1e9))
+                        .orElse(OptionalDouble.empty());
+                retry(client.failover.afterRefusal(before, outcome.region, refused.status(), after, now()), refused);
             }));
         }
     }
@@ -288,6 +297,7 @@ final class Call<T> {
                     worse = outcome;
                     return;
                 }
+                isDecided = true;
                 if (!outcome.isGood() && worse != null && worse.response != null && outcome.response == null) {
                     chosen = worse;
                     worse = null;

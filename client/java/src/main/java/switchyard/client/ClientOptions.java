@@ -4,6 +4,7 @@ import java.io.IOException;
 import java.io.InputStream;
 import java.net.InetSocketAddress;
 import java.net.ProxySelector;
+import java.net.URI;
 import java.net.http.HttpClient;
 import java.nio.file.Files;
 import java.nio.file.Path;
@@ -36,7 +37,15 @@ public final class ClientOptions {
             throw new IllegalArgumentException(
                     "name the base URL of at least one region, such as https://us-east-1.example.com/v1");
         }
-        this.regions = regions.stream().map(url -> url.replaceAll("/+$", "")).toList();
+        this.regions = regions.stream().map(ClientOptions::checked).toList();
+    }
+
+    private static String checked(String url) {
+        var uri = URI.create(url);
+        if (uri.getHost() == null || !"http".equals(uri.getScheme()) && !"https".equals(uri.getScheme())) {
+            throw new IllegalArgumentException(url + " is no base URL, such as https://us-east-1.example.com/v1");
+        }
+        return url.replaceAll("/+$", "");
     }
 
     public ClientOptions apiKey(String key) {

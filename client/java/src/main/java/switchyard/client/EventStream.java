@@ -47,7 +47,11 @@ public final class EventStream implements Iterable<Event>, Iterator<Event>, Auto
         return this;
     }
 
-    /** Waits for the next event. @throws SwitchyardException the stream broke off, or its deadline passed */
+    /**
+     * Waits for the next event.
+     *
+     * @throws SwitchyardException the stream broke off, or its deadline passed
+     */
     @Override
     public boolean hasNext() {
         if (next == null) {

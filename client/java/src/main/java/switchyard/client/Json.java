@@ -37,7 +37,11 @@ public final class Json {
         this.text = text;
     }
 
-    /** Parses UTF-8. @throws Malformed with the position of the first wrong character */
+    /**
+     * Parses UTF-8.
+     *
+     * @throws Malformed with the position of the first wrong character
+     */
     public static Object parse(byte[] utf8) {
         try {
             return parse(StandardCharsets.UTF_8.newDecoder().decode(ByteBuffer.wrap(utf8)).toString());
@@ -46,7 +50,11 @@ public final class Json {
         }
     }
 
-    /** Parses one value. @throws Malformed with the position of the first wrong character */
+    /**
+     * Parses one value.
+     *
+     * @throws Malformed with the position of the first wrong character
+     */
     public static Object parse(String text) {
         var parser = new Json(text);
         var value = parser.value(0);

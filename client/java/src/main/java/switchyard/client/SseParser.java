@@ -6,7 +6,7 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 
-/** Server-sent events from bytes, whose lines end with CR, LF or both. A byte is looked at once, however it is cut. */
+/** Server-sent events from bytes, whose lines end with CR, LF or both. Each byte is read once, however cut. */
 final class SseParser {
     static final int MAX_EVENT_BYTES = 16 * 1024 * 1024;
 
@@ -19,7 +19,11 @@ final class SseParser {
     private int size;
     private boolean afterReturn;
 
-    /** Returns the events that these bytes complete. @throws BrokenOffException an event is too long */
+    /**
+     * Returns the events that these bytes complete.
+     *
+     * @throws BrokenOffException an event is too long
+     */
     List<Raw> feed(ByteBuffer piece) {
         var found = new ArrayList<Raw>();
         while (piece.hasRemaining()) {

@@ -48,15 +48,20 @@ public final class Switchyard implements AutoCloseable {
         return post(path, body, CallOptions.NONE);
     }
 
-    /** Reads a path, such as {@code /usage}; throws as {@link #post}. */
+    /** Reads a path, such as {@code /usage}; throws as {@link #post(String, Body, CallOptions)}. */
+    public Answer get(String path, CallOptions options) {
+        return await(client.get(path, options));
+    }
+
     public Answer get(String path) {
-        return await(client.get(path, CallOptions.NONE));
+        return get(path, CallOptions.NONE);
     }
 
     /**
-     * Sends a body with {@code "stream": true} and returns its events. Closing it early ends generation.
+     * Sends a body with {@code "stream": true} and returns its events. Close them: that ends generation early, and an
+     * unread stream keeps its connection.
      *
-     * @throws SwitchyardException as {@link #post}; also {@link EventStream#hasNext}
+     * @throws SwitchyardException as {@link #post(String, Body, CallOptions)}; also {@link EventStream#hasNext}
      */
     public EventStream stream(String path, Body body, CallOptions options) {
         return new EventStream(await(client.stream(path, body, options)));
@@ -83,8 +88,12 @@ public final class Switchyard implements AutoCloseable {
     }
 
     /** {@code POST /embeddings}; {@link Answer#embeddings} has the vectors. */
+    public Answer embeddings(Embeddings body, CallOptions options) {
+        return await(client.embeddings(body, options));
+    }
+
     public Answer embeddings(Embeddings body) {
-        return await(client.embeddings(body, CallOptions.NONE));
+        return embeddings(body, CallOptions.NONE);
     }
 
     /** The models that the key may use. */
@@ -107,7 +116,11 @@ public final class Switchyard implements AutoCloseable {
         return await(client.cancel(id));
     }
 
-    /** Polls until the request has ended. @throws DeadlineExceededException it has not by then, and continues */
+    /**
+     * Polls until the request has ended.
+     *
+     * @throws DeadlineExceededException it has not ended by then, and continues
+     */
     public Pending waitFor(String id, Duration timeout) {
         return await(client.waitFor(id, timeout, AsyncSwitchyard.FIRST_POLL));
     }
@@ -130,10 +143,12 @@ public final class Switchyard implements AutoCloseable {
         }
     }
 
-    /** Returns an error of another thread as one of this thread, which the stack then names. */
+    /** Adds the stack of the waiting thread to an error of another thread. */
     static RuntimeException thrown(Throwable error) {
         if (error instanceof RuntimeException ours) {
-            ours.addSuppressed(new IllegalStateException("waited for here"));
+            if (ours.getSuppressed().length == 0) {
+                ours.addSuppressed(new IllegalStateException("waited for here"));
+            }
             return ours;
         }
         if (error instanceof Error theirs) {

@@ -1,6 +1,9 @@
 package switchyard.client;
 
+import java.io.ByteArrayOutputStream;
 import java.io.IOException;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
 import java.nio.file.Path;
 import java.time.Duration;
 import java.util.ArrayList;
@@ -41,7 +44,29 @@ public final class Cases {
         }
         pool.shutdown();
         results.put("units", Units.all());
+        results.put("lives", new Lives(script ->
+                Json.text(cases.document, "urls", "east") + "/java-life-" + script + "/v1").all());
+        results.put("snippets", cases.snippets());
         System.out.println(Json.write(results));
+    }
+
+    /** Runs code of the console, and returns what each program prints. */
+    private List<Object> snippets() {
+        var printed = new ArrayList<Object>();
+        var screen = System.out;
+        for (var name : Json.list(document, "snippets")) {
+            var output = new ByteArrayOutputStream();
+            System.setOut(new PrintStream(output, true, StandardCharsets.UTF_8));
+            try {
+                Class.forName((String) name).getMethod("main", String[].class).invoke(null, (Object) new String[0]);
+                printed.add(output.toString(StandardCharsets.UTF_8));
+            } catch (ReflectiveOperationException error) {
+                printed.add(String.valueOf(error.getCause()));
+            } finally {
+                System.setOut(screen);
+            }
+        }
+        return printed;
     }
 
     private Object run(Object each, String mode) {
@@ -57,8 +82,9 @@ public final class Cases {
     }
 
     private ClientOptions options(Object each, String mode) {
+        var base = "/java-" + mode + "-" + Json.text(each, "name") + "/v1";
         var urls = Json.list(each, "order").stream()
-                .map(region -> Json.text(document, "urls", region) + "/java-" + mode + "-" + Json.text(each, "name") + "/v1")
+                .map(region -> Json.text(document, "urls", region) + base)
                 .toArray(String[]::new);
         var options = Switchyard.of(urls);
         Json.object(Json.at(each, "options")).forEach((name, value) -> {

@@ -38,16 +38,16 @@ final class Units {
     }
 
     private static Object jsonValues() {
-        var text = " {\"a\":[1,-2.5e3,true,false,null,\"\\u00e9\\n\\ud83d\\ude82\"],\"big\":123456789012345678901234567890,"
-                + "\"empty\":{},\"none\":[]} ";
+        var text = " {\"a\":[1,-2.5e3,true,false,null,\"\\u00e9\\n\\ud83d\\ude82\"],"
+                + "\"big\":123456789012345678901234567890,\"empty\":{},\"none\":[]} ";
         return Json.parse(text.getBytes(StandardCharsets.UTF_8));
     }
 
     private static Object jsonRefused() {
         var accepted = new ArrayList<String>();
         var wrong = new String[] {
-            "", "{", "[1,]", "{\"a\":1,}", "{\"a\":1,\"a\":2}", "NaN", "Infinity", "01", "1.", ".5", "+1", "1e", "'a'", "\"a",
-            "\"\\x\"", "\"\\u12g4\"", "\"a\nb\"", "tru", "1 2", "{a:1}", "[1 2]", "/**/1", "\u00a01",
+            "", "{", "[1,]", "{\"a\":1,}", "{\"a\":1,\"a\":2}", "NaN", "Infinity", "01", "1.", ".5", "+1", "1e", "'a'",
+            "\"a", "\"\\x\"", "\"\\u12g4\"", "\"a\nb\"", "tru", "1 2", "{a:1}", "[1 2]", "/**/1", "\u00a01",
             "[".repeat(Json.MAX_DEPTH + 2) + "]".repeat(Json.MAX_DEPTH + 2), "[".repeat(1_000_000),
             "9".repeat(2000)};
         for (var text : wrong) {
