@@ -74,11 +74,9 @@ def _container_instance(found: Mapping[str, Any]) -> ContainerInstance:
         machine=found.get("ec2InstanceId") or "",
         instance_type=attributes.get("ecs.instance-type", ""),
         zone=zone,
-        address="",
         path=path or ((zone,) if zone else ()),
         status=found.get("status") or "",
         connected=bool(found.get("agentConnected")),
-        tasks=int(found.get("runningTasksCount") or 0) + int(found.get("pendingTasksCount") or 0),
         memory_mib=int(free.get("MEMORY", {}).get("integerValue") or 0),
     )
 

@@ -55,6 +55,8 @@ from models_registry.instance_types.selectors import instance_shapes
 
 PROVIDER = "ecs"
 IN_DOUBT_RETRY_S = 5.0
+PATH_LEAST = 2
+"""Parts of a known place: its zone and at least one network node."""
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -140,7 +142,7 @@ def unit_advance(unit_id: str, subjects: Sequence[str]) -> LaunchAttempt | None:
             raise row
         if row is not None and prepared is not None:
             return _attempt_call(row, prepared.cluster)
-        prepared = _prepare(unit, cluster_of(cloud, install, now), len(subjects))
+        prepared = _prepare(unit, cluster_of(cloud, install, now))
 
 
 def _attempt_view(row: LaunchAttempt) -> TaskAttempt:
@@ -152,7 +154,7 @@ def base_of(row: LaunchAttempt) -> TaskBase:
     return msgspec.convert(row.base, TaskBase)
 
 
-def _prepare(unit: LaunchUnit, cluster: Cluster, count: int) -> _Prepared:
+def _prepare(unit: LaunchUnit, cluster: Cluster) -> _Prepared:
     """Registers the task definition and reads the cluster; asks for the network nodes of instances without any."""
     shape = instance_shapes([unit.instance_type_id])[unit.instance_type_id]
     try:
@@ -164,15 +166,27 @@ def _prepare(unit: LaunchUnit, cluster: Cluster, count: int) -> _Prepared:
             for one in instances_read(cluster.aws_region, cluster.name)
             if one.instance_type == unit.instance_type_id
         ]
-        unplaced = [one for one in instances if len(one.path) < 2]
-        if unplaced and count > 1:
-            places = {one.arn: one for one in instances_place(cluster.aws_region, cluster.name, unplaced)}
-            instances = [places.get(one.arn, one) for one in instances]
+        instances = _with_places(cluster, instances)
     except ValueError as error:
         raise ProviderError(str(error)) from error
     except calls.CallFailed as error:
         raise _not_started(f"nothing of {unit.pk} is started yet", error) from error
     return _Prepared(cluster, revision, tuple(instances), memory_mib)
+
+
+def _with_places(cluster: Cluster, instances: list[ContainerInstance]) -> list[ContainerInstance]:
+    """Requests network nodes that are not known yet. Instances keep their zone alone if EC2 refuses it, as for types
+    without a topology. Raises CallFailed if it may succeed later."""
+    unplaced = [one for one in instances if len(one.path) < PATH_LEAST]
+    if not unplaced:
+        return instances
+    try:
+        places = {one.arn: one for one in instances_place(cluster.aws_region, cluster.name, unplaced)}
+    except calls.Refused as error:
+        if error.is_for_now:
+            raise
+        return instances
+    return [places.get(one.arn, one) for one in instances]
 
 
 def _not_started(text: str, error: calls.CallFailed) -> ProviderError:

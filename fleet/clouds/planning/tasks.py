@@ -26,18 +26,16 @@ OVER = frozenset({STOPPED, DELETED})
 
 @dataclass(frozen=True, slots=True)
 class ContainerInstance:
-    """A machine of the cluster. `path`: network nodes, widest first. `tasks`: running and pending ones, ours or not.
-    `memory_mib`: that is still free."""
+    """A machine of the cluster. `path`: network nodes, widest first. `memory_mib`: that no task reserves; those
+    of daemons need little."""
 
     arn: str
     machine: str
     instance_type: str
     zone: str
-    address: str
     path: Path
     status: str = "ACTIVE"
     connected: bool = True
-    tasks: int = 0
     memory_mib: int = 0
 
 
@@ -76,7 +74,7 @@ def _refusal(one: ContainerInstance, taken: Collection[str], memory_mib: int) ->
         return one.status.lower()
     if not one.connected:
         return "without a connected ECS agent"
-    if one.arn in taken or one.tasks:
+    if one.arn in taken:
         return "in use"
     return "" if one.memory_mib >= memory_mib else "short of memory"
 

@@ -80,3 +80,12 @@ def test_the_stack_is_read_and_that_of_another_install_is_refused(cluster: "tupl
     assert (base.node_role, base.queue_url) == (f"{INSTALL}-node-task-us-east-1", outputs["NoticeQueue"])
     with pytest.raises(StackRefused, match="is of install"):
         cluster_read("us-east-1", "switchyard-ecs", "sw-ffffffffffff", send)
+
+
+def test_machines_of_the_group_do_not_look_like_launches_of_the_install() -> None:
+    """Garbage collection of EC2 terminates machines that have the tag and no row."""
+    from lab.cloud.stack import TEMPLATES
+
+    group = (TEMPLATES / "ecs.yaml").read_text().partition("  Group:\n")[2].partition("  Provider:\n")[0]
+    tag = group.partition("Key: switchyard:install")[2].partition("- Key")[0]
+    assert "PropagateAtLaunch: false" in tag

@@ -35,7 +35,7 @@ LATE = NOW + timedelta(seconds=61)
 
 
 def instance(name: str, *path: str, **columns: object) -> ContainerInstance:
-    return ContainerInstance(name, f"i-{name}", TYPE, "us-east-1a", "10.0.0.1", path, **columns)  # type: ignore[arg-type]
+    return ContainerInstance(name, f"i-{name}", TYPE, "us-east-1a", path, **columns)  # type: ignore[arg-type]
 
 
 def names(chosen: tuple[ContainerInstance, ...] | NoRoom) -> str:
@@ -75,11 +75,11 @@ def test_the_reason_counts_why_container_instances_are_not_used() -> None:
     instances = [
         instance("a", status="DRAINING"),
         instance("b", connected=False),
-        instance("c", tasks=1),
+        instance("c", memory_mib=99),
         instance("d", memory_mib=10),
         instance("e", memory_mib=99),
     ]
-    chosen = choose_instances(TYPE, 2, (), instances, set(), memory_mib=50)
+    chosen = choose_instances(TYPE, 2, (), instances, {"c"}, memory_mib=50)
     assert isinstance(chosen, NoRoom)
     assert chosen.reason == (
         f"the cluster has 5 container instances of {TYPE} "
