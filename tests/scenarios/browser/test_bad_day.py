@@ -177,6 +177,26 @@ def test_a_live_page_reconnects_and_shows_what_changed(fleet: RunningFleet, tab:
     fleet.patch("deployments/sim-70b", {"drain_deadline_s": usual})
 
 
+def test_a_page_that_refreshes_keeps_a_form_and_refuses_it_if_it_is_stale(
+    fleet: RunningFleet, tab: Page, url: str
+) -> None:
+    tab.goto(f"{url}/usage/")
+    expect(tab.locator("#connection")).to_have_attribute("data-state", "live")
+    tab.get_by_text("Set a budget").click()
+    tab.get_by_label("Tenant (empty").fill("acme")
+    tab.get_by_label("Limit per month").fill("900")
+    budget = fleet.post("budgets", {"tenant": "acme", "unit": "usd", "limit": "1200"})["id"]
+    expect(tab.locator(f"#budget-{budget}")).to_contain_text("1,200.00 USD")
+    expect(tab.get_by_label("Limit per month")).to_have_value("900")
+    expect(tab.get_by_label("Limit per month")).to_be_focused()
+    tab.get_by_role("button", name="Set budget").click()
+    expect(tab.locator("main")).to_contain_text(
+        "budget of tenant acme (usd) was set to 1200 by operator while this form"
+    )
+    assert float(fleet.api(f"budgets/{budget}")["limit"]) == 1200
+    fleet.delete(f"budgets/{budget}")
+
+
 def test_the_second_of_two_tabs_sees_both_values(fleet: RunningFleet, tab: Page, url: str) -> None:
     usual = fleet.api("deployments/sim-70b")["update_policy"]
     other = tab.context.new_page()

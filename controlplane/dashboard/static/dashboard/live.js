@@ -119,7 +119,7 @@ function tick() {
 // --- fetches ---------------------------------------------------------------------------------------------------------
 
 const FOCUSABLE = "a, button, summary";
-let before = { states: new Map(), open: [], focus: null }; // of the fragment that is being replaced
+let before = { states: new Map(), open: [], focus: null, forms: [], field: null }; // of the fragment that is being replaced
 
 function focusIn(fragment) {
   const focused = document.activeElement;
@@ -132,12 +132,48 @@ function refocus({ row, nth }) {
   document.getElementById(row)?.querySelectorAll(FOCUSABLE)[nth]?.focus({ preventScroll: true });
 }
 
+function isChanged(field) {
+  if (field.type === "hidden") return false;
+  if (field.type === "checkbox" || field.type === "radio") return field.checked !== field.defaultChecked;
+  if (field.type === "file") return field.files.length > 0;
+  if (!field.options) return "defaultValue" in field && field.value !== field.defaultValue;
+  const first = field.multiple ? -1 : Math.max(0, [...field.options].findIndex((one) => one.defaultSelected));
+  return [...field.options].some((one, at) => one.selected !== (first < 0 ? one.defaultSelected : at === first));
+}
+
+const OF_OPENING = ["csrfmiddlewaretoken", "submission", "seen", "opened"];
+
+// What a form does, and to what.
+function purposeOf(form) {
+  const hidden = [...form.querySelectorAll("input[type=hidden]")].filter((field) => !OF_OPENING.includes(field.name));
+  return JSON.stringify([form.getAttribute("action"), ...hidden.map((field) => [field.name, field.defaultValue])]);
+}
+
+// A form in use stays as it is, with the tokens and stored values that it was opened with.
+function formsInUse(fragment) {
+  return [...fragment.querySelectorAll("form[method=post]")].filter(
+    (form) => form.hasAttribute("aria-busy") || form.contains(document.activeElement) || [...form.elements].some(isChanged),
+  );
+}
+
+function putBack(fragment) {
+  for (const form of before.forms) {
+    const same = [...fragment.querySelectorAll("form[method=post]")].find((one) => purposeOf(one) === purposeOf(form));
+    same?.replaceWith(form);
+  }
+  if (before.field && fragment.contains(before.field)) before.field.focus({ preventScroll: true });
+  before.forms = [];
+  before.field = null;
+}
+
 document.body.addEventListener("htmx:beforeSwap", (event) => {
   const old = event.detail.target;
   before = {
     states: new Map([...old.querySelectorAll("[data-watch]")].map((element) => [element.id, element.dataset.watch])),
     open: [...old.querySelectorAll("details[open]")].map((element) => element.id),
     focus: focusIn(old),
+    forms: formsInUse(old),
+    field: document.activeElement.form ? document.activeElement : null,
   };
 });
 
@@ -151,6 +187,7 @@ document.body.addEventListener("htmx:afterRequest", (event) => {
     if (state !== undefined && state !== element.dataset.watch) element.classList.add("changed");
   }
   if (before.focus) refocus(before.focus);
+  putBack(fragment);
   showProblems();
   reachable();
 });
