@@ -54,6 +54,7 @@ class LeaseLoop(ABC, Generic[L]):
         self.running: dict[L, asyncio.Task[None]] = {}
         self._renewed_at_s = 0.0
         self._open_at_s = float("-inf")
+        self._wake = asyncio.Event()
 
     @abstractmethod
     def is_open(self, now: datetime) -> bool:
@@ -75,6 +76,10 @@ class LeaseLoop(ABC, Generic[L]):
     def release(self, leased: L, now: datetime) -> None:
         """Return unfinished work, so that another process may claim it immediately."""
 
+    def wants_pass(self) -> bool:
+        """Whether the next pass should not wait for its time. Evaluated after each end of work."""
+        return False
+
     async def run(self, stopping: asyncio.Event) -> None:
         """Work until `stopping` is set; then release what is unfinished."""
         while not stopping.is_set():
@@ -87,11 +92,7 @@ class LeaseLoop(ABC, Generic[L]):
                 log.warning("%s: the database does not answer; next try in %g s: %s", self.name, pause_s, error)
             except Exception:
                 log.exception("a pass of %s failed", self.name)
-            try:
-                async with asyncio.timeout(pause_s):
-                    await stopping.wait()
-            except TimeoutError:
-                continue
+            await self._pause(pause_s, stopping)
         await self.stop()
 
     async def step(self) -> int:
@@ -118,6 +119,15 @@ class LeaseLoop(ABC, Generic[L]):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await in_thread(_close_connections)
+
+    async def _pause(self, seconds: float, stopping: asyncio.Event) -> None:
+        events = [asyncio.ensure_future(event.wait()) for event in (stopping, self._wake)]
+        try:
+            await asyncio.wait(events, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for event in events:
+                event.cancel()
+            self._wake.clear()
 
     def _claim(self, now: datetime) -> list[L]:
         PASSES.write_every(WRITE_PASSES_EVERY_S)
@@ -146,6 +156,8 @@ class LeaseLoop(ABC, Generic[L]):
 
     def _ended(self, leased: L, task: "asyncio.Task[None]") -> None:
         del self.running[leased]
+        if self.wants_pass():
+            self._wake.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("%s: work was not finished and is repeated", self.name, exc_info=error)
 

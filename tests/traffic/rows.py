@@ -16,7 +16,7 @@ from tests.fleet.webhooks.receiver import Answer, Receiver, receiver
 from traffic.async_requests.models import AsyncRequest
 from traffic.async_requests.planner import AsyncSettings, AttemptResponse
 from traffic.async_requests.services.intake import AsyncSubmission, async_request_accept
-from traffic.async_requests.services.requests import async_attempt_settle, async_requests_claim
+from traffic.async_requests.services.requests import async_attempts_settle, async_requests_claim
 from traffic.batches.models import OPEN_STATES, Batch, StoredFile
 from traffic.batches.planning.batch import BatchSettings, parse_new_batch
 from traffic.batches.services.batch import batch_create
@@ -191,8 +191,8 @@ def in_background(application: Application = ACME, **members: Any) -> str:
 
 def attempt(received: AttemptResponse, now: datetime = NOW) -> bytes:
     """Has a sender attempt what is waiting; returns what it sent."""
-    (leased,) = async_requests_claim(count=1, full=(), now=now, settings=SENDING)
-    async_attempt_settle(leased=leased, received=received, now=now, settings=SENDING)
+    (leased,) = async_requests_claim(count=1, rooms={}, now=now, settings=SENDING)
+    async_attempts_settle(attempts=[(leased, received)], now=now, settings=SENDING)
     return leased.body
 
 

@@ -19,7 +19,8 @@ from traffic.async_requests.models import RefusedMessage, RequestQueue
 from traffic.async_requests.planner import AsyncSettings
 from traffic.async_requests.planning.kafka import KafkaSecurity, SaslMechanism, TopicSettings
 from traffic.async_requests.selectors import async_request_json, async_request_of
-from traffic.async_requests.services.intake import AsyncSubmission, async_request_accept
+from traffic.async_requests.services.group_intake import INTAKE
+from traffic.async_requests.services.intake import AsyncSubmission
 from traffic.async_requests.services.queues import request_queue_declare, request_queue_withdraw
 from traffic.async_requests.services.requests import async_request_cancel
 from traffic.tenants.api import application_view, unknown_path
@@ -42,7 +43,7 @@ def accept(request: HttpRequest, application: Application, kind: str) -> HttpRes
         callback_url=request.headers.get("X-Switchyard-Callback-Url"),
         idempotency_key=request.headers.get("Idempotency-Key"),
     )
-    accepted, is_new = async_request_accept(application=application, submission=submission, now=now, settings=settings)
+    accepted, is_new = INTAKE.accept(application, submission, now=now, settings=settings)
     shown = async_request_json(accepted, settings)
     if is_new and accepted.callback_secret:
         shown["callback_secret"] = accepted.callback_secret

@@ -42,10 +42,11 @@ class AsyncSettings:
     max_body_bytes: int = 1024 * 1024
     """About 250,000 tokens of text."""
     max_answer_bytes: int = 4 * 1024 * 1024
-    max_open_per_tenant: int = 1000
-    max_sending_per_tenant: int = 16
+    max_open_per_tenant: int = 20_000
+    max_sending_per_tenant: int = 128
     """Over all senders; a lower concurrency limit of the key applies."""
-    max_sending: int = 64
+    max_sending: int = 256
+    """Of one sender: a quarter of a GiB if all bodies are as long as allowed."""
     lease_s: float = 15.0
     """Detects a dead sender after this time; a live one renews three times within it."""
     renew_every_s: float = 3.0
@@ -130,27 +131,31 @@ def limit_of(asked_ms: str | None, settings: AsyncSettings) -> float:
 
 
 class Window:
-    """Requests in flight to one model in one region: one more per answer, half as many on overload (additive increase,
-    multiplicative decrease; RFC 5681)."""
+    """Requests in flight to one model in one region: twice as many per round until the first overload, then one more;
+    half as many on overload (slow start and additive increase, multiplicative decrease; RFC 5681)."""
 
     FIRST = 8.0
-    MOST = 64.0
+    MOST = 256.0
 
     def __init__(self) -> None:
         self._size = self.FIRST
+        self._is_slow_start = True
         self.sending = 0
 
     @property
-    def is_full(self) -> bool:
-        return self.sending >= int(self._size)
+    def room(self) -> int:
+        """How many more may be sent."""
+        return max(0, int(self._size) - self.sending)
 
     def ended(self, received: AttemptResponse) -> None:
         """Records the end of one sent request."""
+        is_used = self.sending * 2 >= int(self._size)
         self.sending -= 1
         if received.status in {429, 503}:
             self._size = max(1.0, self._size / 2)
-        elif received.status is not None and received.status < MOVED:
-            self._size = min(self.MOST, self._size + 1 / self._size)
+            self._is_slow_start = False
+        elif received.status is not None and received.status < MOVED and is_used:
+            self._size = min(self.MOST, self._size + (1.0 if self._is_slow_start else 1 / self._size))
 
 
 def _error_text(received: AttemptResponse) -> str:

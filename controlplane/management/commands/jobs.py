@@ -5,6 +5,7 @@ import signal
 import sys
 from typing import Any
 
+import uvloop
 from django.core.management.base import BaseCommand
 
 from controlplane.observability.exposition import serve_metrics
@@ -32,7 +33,7 @@ class Command(BaseCommand):
         wait_for_database()
         serve_metrics()
         sys.setswitchinterval(SWITCH_EVERY_S)
-        asyncio.run(_work())
+        uvloop.run(_work())
 
 
 async def _work() -> None:

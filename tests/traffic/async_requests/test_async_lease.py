@@ -10,7 +10,7 @@ from traffic.async_requests.models import AsyncRequest
 from traffic.async_requests.planner import AsyncSettings, AttemptResponse
 from traffic.async_requests.services.requests import (
     LeasedRequest,
-    async_attempt_settle,
+    async_attempts_settle,
     async_lease_release,
     async_leases_renew,
     async_request_cancel,
@@ -30,11 +30,11 @@ def fleet() -> None:
 
 
 def claim(count: int = 10, now: datetime = NOW, full: tuple[str, ...] = ()) -> list[LeasedRequest]:
-    return async_requests_claim(count=count, full=full, now=now, settings=SETTINGS)
+    return async_requests_claim(count=count, rooms=dict.fromkeys(full, 0), now=now, settings=SETTINGS)
 
 
 def settle(leased: LeasedRequest, received: AttemptResponse, now: datetime = NOW) -> str | None:
-    verdict = async_attempt_settle(leased=leased, received=received, now=now, settings=SETTINGS)
+    (verdict,) = async_attempts_settle(attempts=[(leased, received)], now=now, settings=SETTINGS)
     return verdict.state.value if verdict else None
 
 

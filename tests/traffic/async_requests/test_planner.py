@@ -122,14 +122,19 @@ def test_another_limit_is_refused(text: str) -> None:
 def test_a_window_opens_with_answers_and_closes_when_there_is_too_much() -> None:
     window = Window()
     window.sending = 8
-    assert window.is_full
-    window.ended(AttemptResponse(503))
-    assert window.is_full
-    for _ in range(7):
+    assert window.room == 0
+    for _ in range(3):
         window.ended(AttemptResponse(200, OK))
-    assert (window.sending, window.is_full) == (0, False)
-    window.sending = 5
-    assert window.is_full
+    assert window.room == 6, "three have ended, and there are three more places"
+    window.ended(AttemptResponse(503))
+    assert window.room == 1
+    for _ in range(6):
+        window.sending = 6
+        window.ended(AttemptResponse(200, OK))
+    assert window.room == 1, "one more place a round"
+    window.sending = 1
+    window.ended(AttemptResponse(200, OK))
+    assert window.room == 6, "an unused window does not grow"
 
 
 def test_every_state_is_open_or_an_outcome_and_has_a_tone() -> None:

@@ -200,7 +200,7 @@ def test_a_response_in_the_background_is_queued_then_made_then_there() -> None:
     assert (shown(response_id)["status"], shown(response_id)["background"]) == ("queued", True)
     request = AsyncRequest.objects.get()
     assert (request.path, request.deadline_at) == ("/v1/responses", NOW + timedelta(seconds=60))
-    (leased,) = async_requests_claim(count=1, full=(), now=NOW, settings=SENDING)
+    (leased,) = async_requests_claim(count=1, rooms={}, now=NOW, settings=SENDING)
     assert json.loads(leased.body) == {"model": "sim-70b", "input": "hi", "metadata": {"a": "b"}, "store": False}
     assert shown(response_id)["status"] == "in_progress"
     ended = AsyncRequest.objects.filter(id=request.id)
@@ -244,7 +244,7 @@ def test_one_that_follows_another_and_is_followed() -> None:
 
 def test_cancelling_is_done_once_and_stays_done() -> None:
     response_id = in_background()
-    async_requests_claim(count=1, full=(), now=NOW, settings=SENDING)
+    async_requests_claim(count=1, rooms={}, now=NOW, settings=SENDING)
     assert cancel(response_id)["status"] == "cancelled"
     assert cancel(response_id)["status"] == "cancelled"
     assert AsyncRequest.objects.get().state == "cancelled"

@@ -118,9 +118,25 @@ async def test_a_whole_response_arrives_with_its_status_and_when_to_come_back() 
     head = bytes(sent).decode("latin-1").lower().split("\r\n")
     assert head[0] == "post /v1/x http/1.1"
     assert sorted(head[1:-2]) == [
-        "connection: close", "content-length: 2", "content-type: application/json",
+        "content-length: 2", "content-type: application/json",
         f"host: {address.address}:{address.port}", "x-one: \u00e9",
     ]  # fmt: skip
+
+
+async def test_one_connection_carries_requests_until_an_end_closes_it() -> None:
+    connections = 0
+
+    async def says(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        if connections == 1:
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+            await reader.readuntil(b"{}")
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nok")
+
+    async with ingress(says) as address:
+        assert [(await post(address)).status for _ in range(3)] == [200, 200, 200]
+    assert connections == 2
 
 
 @pytest.mark.parametrize(

@@ -52,15 +52,27 @@ def async_request_accept(
     )
     if isinstance(accepted, ApplicationRefused):
         raise accepted
-    return AsyncRequest.objects.get(id=accepted.id), accepted.is_new
+    return accepted.request(), accepted.is_new
 
 
 @dataclass(frozen=True, slots=True)
 class AcceptedId:
-    """`is_new` False: the idempotency key was used before, by this request."""
+    """`columns` are those of a new request; empty if the idempotency key was used before, by this request."""
 
     id: str
-    is_new: bool
+    columns: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_new(self) -> bool:
+        return bool(self.columns)
+
+    def request(self) -> AsyncRequest:
+        """Returns the row, read only if it is not new."""
+        if not self.columns:
+            return AsyncRequest.objects.get(id=self.id)
+        row = AsyncRequest(**{**self.columns, "origin": json.loads(self.columns["origin"])})
+        row._state.adding, row._state.db = False, connection.alias
+        return row
 
 
 def async_requests_accept(
@@ -97,7 +109,7 @@ def async_requests_accept(
     winners = _earlier(application, raced)
     for number, row in new.items():
         is_new = row["id"] in inserted
-        results[number] = AcceptedId(row["id"], True) if is_new else _repeated(winners[row["idempotency_key"]], row)
+        results[number] = AcceptedId(row["id"], row) if is_new else _repeated(winners[row["idempotency_key"]], row)
     return [each for each in results if each is not None]
 
 
@@ -195,7 +207,7 @@ def _earlier(application: Application, keys: Iterable[str]) -> dict[str, tuple[s
 def _repeated(known: tuple[str, str], row: Mapping[str, Any]) -> AcceptedId | ApplicationRefused:
     id, digest = known
     if digest == row["digest"]:
-        return AcceptedId(id, False)
+        return AcceptedId(id)
     message = f"the Idempotency-Key {row['idempotency_key']!r} belongs to another request; use a new one"
     return ApplicationRefused(409, "idempotency_conflict", message)
 

@@ -47,8 +47,10 @@ from traffic.async_requests.services.queues import (
     request_queue_row,
 )
 
-POLL_MS = 250
+POLL_MS = 1000
 """Longest wait for records; a stopping process has five seconds."""
+FULL_POLL_MS = 250
+"""The same while there is no room."""
 CALL_LIMIT_MS = 10_000
 FETCH_BYTES = 8 * 1024 * 1024
 PARTITION_BYTES = 2 * 1024 * 1024
@@ -128,7 +130,7 @@ class KafkaReader:
         if not may.count:
             consumer.pause(*consumer.assignment())
             # Without a call in time, the group would regard this member as dead.
-            await consumer.getmany(timeout_ms=POLL_MS)
+            await consumer.getmany(timeout_ms=FULL_POLL_MS)
             return may
         consumer.resume(*consumer.paused())
         received = await consumer.getmany(timeout_ms=POLL_MS, max_records=may.count)

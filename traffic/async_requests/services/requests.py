@@ -1,10 +1,9 @@
-"""Accepts, cancels, leases and ends near-real-time requests. A request is in the database before its response is sent,
-and ends once: each end names the initial state, and only the first applies. It ends a stored response in the same
-transaction. Each step of a lease is one statement or transaction; if a sender dies between two, another continues after
-the lease. It never calls an ingress."""
+"""Cancels, leases and ends near-real-time requests. A request ends once: each end names the initial state, and only the
+first applies. It ends a stored response in the same transaction. Leases and outcomes of a group are one statement each;
+if a sender dies between two, another continues after the lease. It never calls an ingress."""
 
 import json
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
@@ -19,6 +18,7 @@ from traffic.async_requests.planner import (
     AsyncState,
     AttemptResponse,
     Verdict,
+    Window,
     evaluate_attempt,
 )
 from traffic.async_requests.selectors import (
@@ -64,6 +64,8 @@ def _answer_of(request: AsyncRequest) -> object:
         return None
 
 
+TRIMMED_AT_ONCE = 5000
+"""Rows of one statement: a day may have had millions."""
 ENDED_EVENT = "async.ended"
 """Event sent to the callback URL of a request."""
 
@@ -117,27 +119,50 @@ def async_requests_trim(*, now: datetime, settings: AsyncSettings | None = None)
     chosen = settings or AsyncSettings()
     ended = AsyncRequest.objects.filter(ended_at__lt=now - timedelta(seconds=chosen.kept_s))
     is_done = Q(results_to=None) | Q(published_at__isnull=False)
-    return ended.filter(is_done | Q(ended_at__lt=now - timedelta(seconds=chosen.unpublished_kept_s))).delete()[0]
+    gone = ended.filter(is_done | Q(ended_at__lt=now - timedelta(seconds=chosen.unpublished_kept_s)))
+    total = 0
+    while ids := list(gone.order_by("ended_at").values_list("id", flat=True)[:TRIMMED_AT_ONCE]):
+        StoredResponse.objects.filter(request__in=ids).update(request=None)
+        with connection.cursor() as cursor:
+            cursor.execute("DELETE FROM traffic_asyncrequest WHERE id = ANY(%s)", [ids])
+            total += cursor.rowcount
+    return total
 
 
 MAX_AT_ONCE = 100
 """Requests that one pass expires."""
 _CLAIM = """
-WITH busy AS (
+WITH RECURSIVE tenants AS (
+    (SELECT tenant FROM traffic_asyncrequest WHERE ended_at IS NULL ORDER BY tenant LIMIT 1)
+    UNION ALL
+    SELECT (SELECT later.tenant FROM traffic_asyncrequest later
+            WHERE later.ended_at IS NULL AND later.tenant > tenants.tenant ORDER BY later.tenant LIMIT 1)
+    FROM tenants WHERE tenants.tenant IS NOT NULL
+), busy AS (
     SELECT tenant, count(*) AS sending FROM traffic_asyncrequest
-    WHERE ended_at IS NULL AND state = 'sending' AND leased_until > %(now)s GROUP BY tenant
+    WHERE state = 'sending' AND leased_until > %(now)s GROUP BY tenant
 ), ranked AS (
-    SELECT waiting.id, waiting.due_at,
-        row_number() OVER (PARTITION BY waiting.tenant ORDER BY waiting.due_at, waiting.id)
+    SELECT oldest.id, oldest.due_at, oldest.target,
+        row_number() OVER (PARTITION BY tenants.tenant ORDER BY oldest.due_at, oldest.id)
             + coalesce(busy.sending, 0) AS turn,
-        CASE WHEN waiting.max_concurrent > 0 THEN least(waiting.max_concurrent, %(per_tenant)s)
+        CASE WHEN oldest.max_concurrent > 0 THEN least(oldest.max_concurrent, %(per_tenant)s)
              ELSE %(per_tenant)s END AS most
-    FROM traffic_asyncrequest waiting LEFT JOIN busy USING (tenant)
-    WHERE {waiting} AND NOT ((waiting.region_id || ' ' || waiting.model) = ANY(%(full)s))
+    FROM tenants LEFT JOIN busy USING (tenant) CROSS JOIN LATERAL (
+        SELECT waiting.id, waiting.due_at, waiting.max_concurrent, waiting.region_id || ' ' || waiting.model AS target
+        FROM traffic_asyncrequest waiting
+        WHERE waiting.tenant = tenants.tenant AND {waiting}
+            AND NOT ((waiting.region_id || ' ' || waiting.model) = ANY(%(full)s))
+        ORDER BY waiting.due_at, waiting.id LIMIT %(count)s
+    ) oldest
+), placed AS (
+    SELECT id, turn, due_at, target, row_number() OVER (PARTITION BY target ORDER BY turn, due_at) AS place
+    FROM ranked WHERE turn <= most
 ), chosen AS (
-    SELECT waiting.id, ranked.turn, ranked.due_at FROM traffic_asyncrequest waiting JOIN ranked USING (id)
-    WHERE ranked.turn <= ranked.most AND {waiting}
-    ORDER BY ranked.turn, ranked.due_at LIMIT %(count)s
+    SELECT waiting.id, placed.turn, placed.due_at FROM traffic_asyncrequest waiting JOIN placed USING (id)
+        LEFT JOIN unnest(%(targets)s::text[], %(rooms)s::int[]) AS known (target, room)
+            ON known.target = placed.target
+    WHERE placed.place <= coalesce(known.room, %(first_room)s) AND {waiting}
+    ORDER BY placed.turn, placed.due_at LIMIT %(count)s
     FOR UPDATE OF waiting SKIP LOCKED
 ), leased AS (
     UPDATE traffic_asyncrequest request
@@ -145,19 +170,23 @@ WITH busy AS (
     FROM chosen WHERE request.id = chosen.id
     RETURNING request.*, chosen.turn, chosen.due_at AS was_due_at
 )
-SELECT id, tenant, key, region_id, path, model, serving_class, body, attempts, failures, deadline_at
+SELECT id, tenant, key, region_id, path, model, serving_class, body, attempts, failures, deadline_at,
+    callback_url = '' AND path <> '{responses}'
 FROM leased ORDER BY turn, was_due_at
-""".format(  # noqa: S608 - the condition is the constant below
+""".format(  # noqa: S608 - the condition and the path are constants
     waiting="""waiting.ended_at IS NULL AND waiting.deadline_at > %(now)s
         AND ((waiting.state = 'queued' AND waiting.due_at <= %(now)s)
-             OR (waiting.state = 'sending' AND waiting.leased_until <= %(now)s))"""
+             OR (waiting.state = 'sending' AND waiting.leased_until <= %(now)s))""",
+    responses=RESPONSES_PATH,
 )
-"""Tenants take turns, so that a large queue delays only its own tenant."""
+"""Tenants take turns, so that a large queue delays only its own tenant. A pass reads at most `count` rows of each, so
+its cost does not grow with the queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class LeasedRequest:
-    """A request that this sender has leased. `attempts` numbers the attempt and is its fence."""
+    """A request that this sender has leased. `attempts` numbers the attempt and is its fence. `is_plain`: its end
+    changes no other row, so it can be recorded in a group."""
 
     id: str
     tenant: str
@@ -170,6 +199,7 @@ class LeasedRequest:
     attempts: int
     failures: int
     deadline_at: datetime
+    is_plain: bool = False
 
     @property
     def target(self) -> str:
@@ -178,14 +208,18 @@ class LeasedRequest:
 
 
 def async_requests_claim(
-    *, count: int, full: Collection[str], now: datetime, settings: AsyncSettings
+    *, count: int, rooms: Mapping[str, int], now: datetime, settings: AsyncSettings
 ) -> list[LeasedRequest]:
-    """Leases at most `count` requests that are due or whose lease has ended, except those of `full` targets."""
+    """Leases at most `count` requests that are due or whose lease has ended. `rooms`: how many more each target takes;
+    others take a new window."""
     arguments: dict[str, Any] = {
         "now": now,
         "until": now + timedelta(seconds=settings.lease_s),
         "per_tenant": settings.max_sending_per_tenant,
-        "full": list(full),
+        "full": [target for target, room in rooms.items() if room <= 0],
+        "targets": list(rooms),
+        "rooms": list(rooms.values()),
+        "first_room": int(Window.FIRST),
         "count": count,
     }
     with connection.cursor() as cursor:
@@ -198,12 +232,28 @@ def _leased_request(*columns: Any) -> LeasedRequest:
     return LeasedRequest(id, tenant, key, region, path, model, serving_class, bytes(body), *rest)
 
 
+_RENEW = """
+UPDATE traffic_asyncrequest request SET leased_until = %(until)s
+FROM unnest(%(ids)s::text[], %(attempts)s::int[]) AS held (id, attempts)
+WHERE request.id = held.id AND request.attempts = held.attempts AND request.state = 'sending'
+RETURNING request.id, request.attempts
+"""
+
+
 def async_leases_renew(
-    *, leased: Iterable[LeasedRequest], now: datetime, settings: AsyncSettings
+    *, leased: Collection[LeasedRequest], now: datetime, settings: AsyncSettings
 ) -> set[LeasedRequest]:
     """Renews these leases. Returns those that still hold; the other requests ended, or another sender has them."""
-    until = now + timedelta(seconds=settings.lease_s)
-    return {each for each in leased if _leased_rows(each).update(leased_until=until)}
+    ordered = sorted(leased, key=lambda each: each.id)
+    arguments: dict[str, Any] = {
+        "until": now + timedelta(seconds=settings.lease_s),
+        "ids": [each.id for each in ordered],
+        "attempts": [each.attempts for each in ordered],
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(_RENEW, arguments)
+        held = set(cursor.fetchall())
+    return {each for each in ordered if (each.id, each.attempts) in held}
 
 
 def async_lease_release(*, leased: LeasedRequest, now: datetime) -> bool:
@@ -211,11 +261,65 @@ def async_lease_release(*, leased: LeasedRequest, now: datetime) -> bool:
     return _leased_rows(leased).update(state=AsyncState.QUEUED.value, leased_until=None, due_at=now) > 0
 
 
-def async_attempt_settle(
-    *, leased: LeasedRequest, received: AttemptResponse, now: datetime, settings: AsyncSettings
-) -> Verdict | None:
-    """Records an attempt. Returns its meaning, or None if the lease was lost."""
-    verdict = evaluate_attempt(
+_SETTLE = """
+UPDATE traffic_asyncrequest request SET state = said.state, status = said.status, reason = said.reason,
+    failures = said.failures, answer = said.answer, leased_until = NULL, due_at = coalesce(said.due_at, request.due_at),
+    ended_at = CASE WHEN said.due_at IS NULL THEN %s::timestamptz END,
+    body = CASE WHEN said.due_at IS NULL THEN ''::bytea ELSE request.body END
+FROM unnest(%s::text[], %s::int[], %s::text[], %s::int[], %s::text[], %s::int[], %s::bytea[], %s::timestamptz[])
+    AS said (id, attempts, state, status, reason, failures, answer, due_at)
+WHERE request.id = said.id AND request.attempts = said.attempts AND request.state = 'sending'
+RETURNING request.id, request.attempts
+"""
+"""Only a retry has a due time."""
+
+
+def async_attempts_settle(
+    *, attempts: Sequence[tuple[LeasedRequest, AttemptResponse]], now: datetime, settings: AsyncSettings
+) -> list[Verdict | None]:
+    """Records attempts, the plain ones in one statement. Returns the meaning of each, or None if its lease was lost."""
+    verdicts = [_verdict(leased, received, now, settings) for leased, received in attempts]
+    judged = list(zip(attempts, verdicts, strict=True))
+    held = _settle_plain([(*attempt, verdict) for attempt, verdict in judged if attempt[0].is_plain], now)
+    for (leased, received), verdict in judged:
+        if not leased.is_plain and _settle_alone(leased, received, verdict, now):
+            held.add((leased.id, leased.attempts))
+    return [verdict if (leased.id, leased.attempts) in held else None for (leased, _), verdict in judged]
+
+
+def _settle_plain(
+    said: Sequence[tuple[LeasedRequest, AttemptResponse, Verdict]], now: datetime
+) -> set[tuple[str, int]]:
+    if not said:
+        return set()
+    rows = [
+        (leased.id, leased.attempts, verdict.state.value, *_noted(leased, received, verdict).values(), verdict.due_at)
+        for leased, received, verdict in sorted(said, key=lambda each: each[0].id)
+    ]
+    with connection.cursor() as cursor:
+        cursor.execute(_SETTLE, [now, *([*column] for column in zip(*rows, strict=True))])
+        return set(cursor.fetchall())
+
+
+def _settle_alone(leased: LeasedRequest, received: AttemptResponse, verdict: Verdict, now: datetime) -> bool:
+    noted = _noted(leased, received, verdict)
+    if verdict.state is AsyncState.QUEUED:
+        noted |= {"state": verdict.state.value, "leased_until": None, "due_at": verdict.due_at}
+        return _leased_rows(leased).update(**noted) > 0
+    return async_request_end(_leased_rows(leased), state=verdict.state, now=now, **noted) is not None
+
+
+def _noted(leased: LeasedRequest, received: AttemptResponse, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "status": received.status,
+        "reason": verdict.reason.replace("\0", "\ufffd"),
+        "failures": leased.failures + verdict.counts,
+        "answer": received.body if verdict.state in {AsyncState.DONE, AsyncState.FAILED} else None,
+    }
+
+
+def _verdict(leased: LeasedRequest, received: AttemptResponse, now: datetime, settings: AsyncSettings) -> Verdict:
+    return evaluate_attempt(
         received,
         attempts=leased.attempts,
         failures=leased.failures,
@@ -223,18 +327,6 @@ def async_attempt_settle(
         now=now,
         settings=settings,
     )
-    noted: dict[str, Any] = {
-        "status": received.status,
-        "reason": verdict.reason.replace("\0", "\ufffd"),
-        "failures": leased.failures + verdict.counts,
-    }
-    if verdict.state is AsyncState.QUEUED:
-        noted |= {"state": verdict.state.value, "leased_until": None, "due_at": verdict.due_at}
-        return verdict if _leased_rows(leased).update(**noted) else None
-    if verdict.state in {AsyncState.DONE, AsyncState.FAILED}:
-        noted["answer"] = received.body
-    ended = async_request_end(_leased_rows(leased), state=verdict.state, now=now, **noted)
-    return verdict if ended is not None else None
 
 
 def async_requests_open() -> bool:

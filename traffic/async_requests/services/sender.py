@@ -1,19 +1,21 @@
 """Sends near-real-time requests through their region's ingress and records the outcomes. `async_requests.planner`
 decides the meaning of answers."""
 
+import asyncio
 import logging
 from collections.abc import Callable, Collection
 from datetime import datetime
 from functools import partial
+from time import monotonic
 
 from kernel import clock
 from kernel.lease_loop import LeaseLoop, in_thread
 from kernel.metrics import ASYNC_ATTEMPTS
-from traffic.async_requests.planner import AsyncSettings, AsyncState, AttemptResponse, Window
+from traffic.async_requests.planner import AsyncSettings, AsyncState, AttemptResponse, Verdict, Window
 from traffic.async_requests.selectors import ingress_addresses_by_region
 from traffic.async_requests.services.requests import (
     LeasedRequest,
-    async_attempt_settle,
+    async_attempts_settle,
     async_lease_release,
     async_leases_renew,
     async_requests_claim,
@@ -23,12 +25,16 @@ from traffic.async_requests.services.requests import (
 from traffic.routing.planning.tables import IngressAddress
 from traffic.routing.services.ingress_client import AcceptedRequest, accepted_request_send
 
-CLAIMED_AT_ONCE = 8
+ADDRESSES_FOR_S = 0.5
+"""Interval at which changed ingresses are found."""
+Unsettled = tuple[LeasedRequest, AttemptResponse, "asyncio.Future[Verdict | None]"]
 
 log = logging.getLogger(__name__)
 
 
 class AsyncSender(LeaseLoop[LeasedRequest]):
+    """Outcomes that arrive while others are being recorded are recorded together."""
+
     name = "traffic.async_requests"
 
     def __init__(self, settings: AsyncSettings | None = None, now: Callable[[], datetime] = clock.now) -> None:
@@ -36,18 +42,29 @@ class AsyncSender(LeaseLoop[LeasedRequest]):
         super().__init__(self._settings, now)
         self._windows: dict[str, Window] = {}
         self._addresses: dict[str, list[IngressAddress]] = {}
+        self._addresses_at_s = float("-inf")
+        self._claims_again_at = -1
+        self._unsettled: list[Unsettled] = []
+        self._settling: asyncio.Task[None] | None = None
 
     def is_open(self, now: datetime) -> bool:
         return async_requests_open()
 
     def claim(self, now: datetime) -> list[LeasedRequest]:
         async_requests_expire(now=now)
-        free = min(CLAIMED_AT_ONCE, self._settings.max_sending - len(self.running))
+        free = self._settings.max_sending - len(self.running)
         if free <= 0:
             return []
-        self._addresses = ingress_addresses_by_region()
-        full = [target for target, window in self._windows.items() if window.is_full]
-        return async_requests_claim(count=free, full=full, now=now, settings=self._settings)
+        if monotonic() - self._addresses_at_s >= ADDRESSES_FOR_S:
+            self._addresses, self._addresses_at_s = ingress_addresses_by_region(), monotonic()
+        rooms = {target: window.room for target, window in self._windows.items()}
+        claimed = async_requests_claim(count=free, rooms=rooms, now=now, settings=self._settings)
+        self._claims_again_at = (len(self.running) + len(claimed)) // 2 if claimed else -1
+        return claimed
+
+    def wants_pass(self) -> bool:
+        """Whether more may wait, and half of the requests in flight have ended."""
+        return len(self.running) <= self._claims_again_at
 
     def renew(self, leases: Collection[LeasedRequest], now: datetime) -> set[LeasedRequest]:
         """Cuts off requests that were cancelled or leased by another process, so that their engines stop."""
@@ -65,10 +82,38 @@ class AsyncSender(LeaseLoop[LeasedRequest]):
         finally:
             window.ended(received)
             ASYNC_ATTEMPTS.labels(_outcome_label(received)).inc()
-        settle = partial(async_attempt_settle, leased=leased, received=received, settings=self._settings)
-        verdict = await in_thread(partial(settle, now=self._now()))
+        verdict = await self._settle(leased, received)
         if verdict is not None and verdict.state is not AsyncState.DONE:
             log.info("async request %s is %s: %s", leased.id, verdict.state, verdict.reason)
+
+    async def _settle(self, leased: LeasedRequest, received: AttemptResponse) -> Verdict | None:
+        settled: asyncio.Future[Verdict | None] = asyncio.get_running_loop().create_future()
+        self._unsettled.append((leased, received, settled))
+        if self._settling is None:
+            self._settling = asyncio.create_task(self._settle_all())
+        return await settled
+
+    async def _settle_all(self) -> None:
+        try:
+            while waiting := [each for each in self._unsettled if not each[2].cancelled()]:
+                self._unsettled.clear()
+                await self._settle_group(waiting)
+        finally:
+            self._settling = None
+
+    async def _settle_group(self, group: list[Unsettled]) -> None:
+        attempts = [(leased, received) for leased, received, _ in group]
+        settle = partial(async_attempts_settle, attempts=attempts, settings=self._settings)
+        try:
+            verdicts = await in_thread(partial(settle, now=self._now()))
+        except Exception as error:
+            for _, _, settled in group:
+                if not settled.done():
+                    settled.set_exception(error)
+            return
+        for (_, _, settled), verdict in zip(group, verdicts, strict=True):
+            if not settled.done():
+                settled.set_result(verdict)
 
     async def _send_attempt(self, leased: LeasedRequest) -> AttemptResponse:
         work = AcceptedRequest(

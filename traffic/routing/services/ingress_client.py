@@ -8,7 +8,7 @@ import ssl
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -53,6 +53,14 @@ from traffic.async_requests.selectors import ingress_addresses_by_region
 from traffic.keys.planner import playground_key_text, sender_key_text
 from traffic.keys.selectors import key_ring_version
 from traffic.routing.planning.tables import IngressAddress
+from traffic.routing.services.ingress_connections import (
+    BrokenOff,
+    NotConnected,
+    Place,
+    TooLong,
+    WholeResponse,
+    whole_response,
+)
 
 CONNECT_LIMIT_S = 3.0
 ANSWER_ROOM_S = 2.0
@@ -136,14 +144,17 @@ async def ingress_post(
 ) -> AttemptResponse:
     """Posts a JSON body and waits for the whole response. Never raises if the other side fails."""
     try:
-        async with asyncio.timeout(limit_s), _http_client(min(CONNECT_LIMIT_S, limit_s)) as client:
-            response = await client.send(_post_request(ingress, path, body, headers), stream=True)
-            return await _read_whole(response, max_bytes)
-    except (httpx.ConnectError, httpx.ConnectTimeout, NoIdentity) as error:
+        async with asyncio.timeout(limit_s):
+            connect_s = min(CONNECT_LIMIT_S, limit_s)
+            post = partial(whole_response, _place(ingress), path, body, headers)
+            return _attempt(await post(connect_s=connect_s, max_bytes=max_bytes))
+    except (NotConnected, NoIdentity) as error:
         return AttemptResponse(None, sent=False, reason=_unreachable_text(ingress, error))
     except TimeoutError:
         return AttemptResponse(None, reason=f"no complete answer within {limit_s:.3g} s")
-    except httpx.TransportError as error:
+    except TooLong:
+        return AttemptResponse(None, reason=f"the answer is longer than {max_bytes} bytes")
+    except BrokenOff as error:
         return AttemptResponse(None, reason=_broken_text(error))
 
 
@@ -164,15 +175,10 @@ async def ingress_stream(
         raise StreamBroken(_broken_text(error)) from None
 
 
-async def _read_whole(response: httpx.Response, max_bytes: int) -> AttemptResponse:
-    body = bytearray()
-    async for piece in response.aiter_raw():
-        body += piece
-        if len(body) > max_bytes:
-            return AttemptResponse(None, reason=f"the answer is longer than {max_bytes} bytes")
+def _attempt(response: WholeResponse) -> AttemptResponse:
     retry_after = response.headers.get("retry-after", "")
     retry_after_s = float(retry_after[:6]) if retry_after.isascii() and retry_after.isdigit() else None
-    return AttemptResponse(response.status_code, bytes(body), retry_after_s=retry_after_s)
+    return AttemptResponse(response.status, bytes(response.body), retry_after_s=retry_after_s)
 
 
 async def _response_parts(
@@ -206,14 +212,22 @@ def _http_client(connect_s: float) -> httpx.AsyncClient:
     return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=connect_s), trust_env=False, verify=context)
 
 
+def _place(ingress: IngressAddress) -> Place:
+    """Raises NoIdentity."""
+    if settings.PLAIN_LINKS:
+        return Place(ingress.address, ingress.port)
+    fleet, context = own_identity().read()
+    name = IdentityName(fleet, IdentityKind.INGRESS, ingress.id).dns
+    return Place(ingress.address, hop_port(ingress.port), context, name)
+
+
 def _post_request(ingress: IngressAddress, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Request:
     """Built by hand, so that none of the client's own headers (Accept-Encoding, User-Agent) reaches an engine."""
-    scheme, port, extensions = "http", ingress.port, {}
-    if not settings.PLAIN_LINKS:
-        scheme, port = "https", hop_port(ingress.port)
-        # The server's certificate must have this name.
-        extensions["sni_hostname"] = IdentityName(own_identity().read()[0], IdentityKind.INGRESS, ingress.id).dns
-    url = httpx.URL(scheme=scheme, host=ingress.address, port=port, raw_path=path.encode("ascii"))
+    place = _place(ingress)
+    # The server's certificate must have this name.
+    extensions = {"sni_hostname": place.name} if place.tls else {}
+    scheme = "https" if place.tls else "http"
+    url = httpx.URL(scheme=scheme, host=place.address, port=place.port, raw_path=path.encode("ascii"))
     fixed = {"Content-Type": "application/json", "Connection": "close"}
     stated = httpx.Headers({**headers, **fixed}, encoding="latin-1")
     return httpx.Request("POST", url, headers=stated, content=body, extensions=extensions)
@@ -248,7 +262,7 @@ def _unreachable_text(ingress: IngressAddress, error: Exception) -> str:
     return f"{where} cannot be reached: {str(error) or type(error).__name__}"
 
 
-def _broken_text(error: httpx.TransportError) -> str:
+def _broken_text(error: Exception) -> str:
     return f"the answer broke off: {str(error) or type(error).__name__}"
 
 
