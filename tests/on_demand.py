@@ -23,6 +23,7 @@ from xdist.scheduler import EachScheduling
 
 from tests.layers import ROOT, rank_of_file, unit_of
 
+PARENTS = pytest.StashKey[dict[Path, pytest.Collector]]()
 CRASHED_AMONG = "its test is one of those that ran then:"
 
 
@@ -53,6 +54,9 @@ class Postponed(pytest.File):
     """A file of tests that has not been imported."""
 
     def collect(self) -> list[pytest.Item]:
+        """Only files that were asked for are collected: pytest also makes their neighbours, and leaves them."""
+        assert isinstance(self.parent, pytest.Collector)
+        self.config.stash[PARENTS][self.path] = self.parent
         return []
 
 
@@ -69,14 +73,13 @@ class WorkerOnDemand:
     def __init__(self, config: pytest.Config) -> None:
         self._seed = getattr(config.option, "randomly_seed", 0)
         self._queue = Queue(config.workerinput["queue"])  # type: ignore[attr-defined]  # of xdist
-        self._parents: dict[Path, pytest.Collector] = {}
+        self._parents = config.stash[PARENTS] = {}
         self._units: list[list[Path]] = []
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pycollect_makemodule(self, module_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
         if self._units:
             return None
-        self._parents[module_path] = parent
         return Postponed.from_parent(parent, path=module_path)
 
     @pytest.hookimpl(trylast=True)

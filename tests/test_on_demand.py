@@ -38,7 +38,7 @@ def test_it(number, shared):
 """
 
 
-def run(folder: Path, *options: str, workers: int = 2) -> "subprocess.CompletedProcess[str]":
+def run(folder: Path, *options: str, workers: int = 2, of: str = ".") -> "subprocess.CompletedProcess[str]":
     (folder / "conftest.py").write_text(CONFTEST.format(root=str(ROOT)))
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n    cloud\n    scenario\n    timeout\n")
     command = [
@@ -52,7 +52,7 @@ def run(folder: Path, *options: str, workers: int = 2) -> "subprocess.CompletedP
         "-p",
         "no:cacheprovider",
         *options,
-        ".",
+        of,
     ]
     environment = os.environ | {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     return subprocess.run(
@@ -81,6 +81,13 @@ def test_each_runs_once_a_lane_on_one_worker_and_failures_count(tmp_path: Path) 
     names = ("a", "b", "c", "first", "second")
     assert sorted((name, number) for name, number, _ in tests) == [(name, each) for name in names for each in "123"]
     assert len({worker for name, _, worker in tests if name in ("first", "second")}) == 1
+
+
+def test_neighbours_of_a_named_file_do_not_run(tmp_path: Path) -> None:
+    write(tmp_path, "a")
+    write(tmp_path, "b")
+    assert " 3 passed in " in run(tmp_path, of="test_a.py").stdout
+    assert "b 1" not in (tmp_path / "ran").read_text()
 
 
 def test_without_a_test_the_run_fails(tmp_path: Path) -> None:
