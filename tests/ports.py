@@ -4,7 +4,6 @@ They lie outside of those that the kernel gives to connections and to servers on
 to those that it hands out: no other worker and no other session gives them to its tests.
 """
 
-import atexit
 import contextlib
 import socket
 from collections.abc import Callable, Iterable
@@ -63,17 +62,24 @@ def free_ingress_port() -> int:
     return _OF_INGRESSES.neighbours(1)
 
 
+_CLAIMS: dict[int, socket.socket] = {}
+
+
 def claimed(port: int) -> bool:
-    """Whether no other process of tests has it: from now on this one does. The kernel takes the claim back when its
-    owner ends."""
+    """Whether no other process of tests has it: from now on this one does, until `release`. The kernel takes the claim
+    back when its owner ends."""
     claim = socket.socket(socket.AF_UNIX)
     try:
         claim.bind(f"\0switchyard-tests-{port}")
     except OSError:
         claim.close()
         return False
-    atexit.register(claim.close)
+    _CLAIMS[port] = claim
     return True
+
+
+def release(port: int) -> None:
+    _CLAIMS.pop(port).close()
 
 
 def _are_free(ports: Iterable[int]) -> bool:

@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import psycopg
 
 from lab.steady_load import agent_and_engine
 from tests.asking import CLIENT
-from tests.ports import claimed
+from tests.ports import claimed, release
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 600
@@ -129,6 +130,7 @@ class RunningFleet(AskedFleet):
         self.agent_port = free_ports(1)
         self.ingress_port = free_ports(len(REGIONS))
         self.node_ports = node_ports()
+        weakref.finalize(self, release, self.node_ports)  # a worker runs more fleets than there are such ranges
         self.hub_port = free_ports(1)
         imports, shipped = home / "models", Path(os.environ.get("SWITCHYARD_CACHE", CHECKOUT / ".cache")) / "artifacts"
         inherited = {
@@ -264,7 +266,7 @@ def free_ports(count: int) -> int:
 
 
 def node_ports() -> int:
-    """The first of a thousand ports for nodes, reserved while this process lives."""
+    """The first of a thousand ports for nodes, reserved until `release`."""
     base = next((base for base in range(NODE_PORTS, NODE_PORTS - 9000, -3000) if claimed(base)), None)
     assert base is not None, "three other test processes run fleets on these ports"
     return base

@@ -97,7 +97,7 @@ def test_traffic_is_overridden_and_given_back(fleet: RunningFleet, operator: Wat
     expect(page.locator("#effect")).to_contain_text("us-west-2")
     page.get_by_label("Reason").fill("a test")
     page.get_by_role("button", name="Fix these shares").click()
-    order = page.locator("#overrides .row")
+    order = page.locator("#overrides tbody tr")
     expect(order).to_contain_text("fixed shares of sim-70b in us-east-1")
     expect(page.locator(f"#shares-sim-70b-{REGION}")).to_contain_text("40")
     order.get_by_role("button", name="End now").click()

@@ -173,8 +173,13 @@ def slow(fleet: RunningFleet) -> Iterator[str]:
     """A cell whose steps take longer than those of its siblings."""
     cells = fleet.cells(deployment="sim-70b", region=REGIONS[0], state="ready")
     name = min(cells)
-    _, engine = agent_and_engine(cells[name]["nodes"][0]["id"], home=fleet.home)
-    words = engine.cmdline()
+    node = cells[name]["nodes"][0]["id"]
+
+    def engine_words() -> list[str] | None:
+        found = [process.cmdline() for process in agent_and_engine(node, home=fleet.home)]
+        return next((words for words in found if "--admin-port" in words), None)
+
+    words = eventually(engine_words)
     fault = f"http://127.0.0.1:{words[words.index('--admin-port') + 1]}/fault"
     httpx.post(fault, json=SLOW).raise_for_status()
     yield name
