@@ -45,7 +45,7 @@ class Queue:
             return index
 
     def close(self, units: int) -> None:
-        """Leave nothing to take: a worker has reached `--maxfail`."""
+        """Takes all that is left, because a worker has reached `--maxfail`."""
         while self.take(units) is not None:
             pass
 

@@ -14,10 +14,10 @@ import json
 import socket
 import ssl
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,7 @@ class ScriptedRegions:
     def __init__(self, scripts: Mapping[str, Mapping[str, list[Answer]]], folder: Path) -> None:
         self.seen: defaultdict[str, Seen] = defaultdict(Seen)
         self.ca_file = folder / "ca.pem"
-        self._scripts, self._lock = scripts, threading.Lock()
+        self._scripts, self._lock = scripts, threading.Condition()
         self._left: dict[tuple[str, str], list[Answer]] = {}
         self._sockets = {name: socket.create_server(("127.0.0.1", 0)) for name in ("east", "west", "secure")}
         self._away = socket.socket()  # bound without listening: connections are refused, and the port stays taken
@@ -94,12 +94,16 @@ class ScriptedRegions:
                 with self._lock:
                     self.seen[case].requests.append({"region": region, "path": f"/{path}", **request})
                     answer = self._next(case, region)
-                while answer.get("after") and answer["after"] not in self.seen[case].hosts:
-                    time.sleep(0.005)
+                    self._lock.notify_all()
+                    if first := answer.get("after"):
+                        self._lock.wait_for(partial(self._was_asked, case, first), timeout=30)
                 if not self._answer(connection, stream, answer):
                     if answer.get("never") or answer.get("then") == "hang" or "huge" in answer:
                         self.seen[case].closed.append(region)
                     return
+
+    def _was_asked(self, case: str, region: str) -> bool:
+        return region in self.seen[case].hosts
 
     def _next(self, case: str, region: str) -> Answer:
         script = self._scripts[case.split("-", 2)[2]][region]
