@@ -32,6 +32,7 @@ def test_wrong_passwords_stay_outside_and_the_right_one_comes_back_to_the_page(
     tab.page.click("button[type=submit]")
     expect(tab.page).to_have_url(f"{url}/cells/?region={REGION}")
     tab.page.get_by_role("button", name="Log out").click()
+    expect(tab.page.locator("#id_username")).to_be_visible()
     tab.page.goto(f"{url}/cells/")
     expect(tab.page).to_have_url(f"{url}/login/?next=/cells/")
     assert tab.trouble() == []
