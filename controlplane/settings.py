@@ -424,6 +424,7 @@ SPECTACULAR_SETTINGS = {
         "Preempts": "controlplane.api.enums.PREEMPTS",
         "ScalingRule": "controlplane.api.enums.SCALING_RULES",
         "CellState": "controlplane.api.enums.CELL_STATES",
+        "DraftState": "controlplane.api.enums.DRAFT_STATES",
         "NodeState": "controlplane.api.enums.NODE_STATES",
         "NodeRole": "controlplane.api.enums.NODE_ROLES",
         "CapacityMarket": "controlplane.api.enums.CAPACITY_MARKETS",

@@ -1,7 +1,7 @@
 """Response time of all pages and API lists with 2,500 cells on 5,000 nodes.
 
     .venv/bin/python -m bench dashboard --cells 2500 --nodes 5000 --seconds 90
-    .venv/bin/python -m bench dashboard --cells 2500 --nodes 5000 --costs
+    .venv/bin/python -m bench dashboard --cells 2500 --nodes 5000 --costs --page /plan/drafts/draft-1/
     .venv/bin/python -m bench dashboard --cells 5000 --nodes 10000 --frames
 
 Brings its own database and web process; needs no fleet. Each of 20 users asks for all pages and lists in an order of
@@ -60,13 +60,13 @@ def main(parser: argparse.ArgumentParser) -> None:
         started = time.monotonic()
         _seed(options.cells, options.nodes)
         print(f"{options.cells} cells on {options.nodes} nodes seeded in {time.monotonic() - started:.0f} s")
-        urls, cookies = _urls(), [_cookie(number) for number in range(options.users)]
+        urls, cookies = options.page or _urls(), [_cookie(number) for number in range(options.users)]
         cookie = (settings.SESSION_COOKIE_NAME, cookies[0])
+        if options.costs:
+            page_costs_print(urls, cookie, within_s=options.seconds)
+            return
         with _web(options.workers):
             asyncio.run(_warm(urls, cookies[0]))
-            if options.costs:
-                page_costs_print(urls, cookie)
-                return
             if options.frames:
                 frames_measure(f"http://127.0.0.1:{PORT}", cookie, SCROLLED)
                 return
@@ -80,7 +80,8 @@ def _arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--cells", type=int, default=2500)
     parser.add_argument("--nodes", type=int, default=5000)
     parser.add_argument("--users", type=int, default=20)
-    parser.add_argument("--seconds", type=float, default=90.0)
+    parser.add_argument("--seconds", type=float, default=90.0, help="length of the measurement after the seeding")
+    parser.add_argument("--page", action="append", help="path of a page to measure, instead of all; repeatable")
     parser.add_argument("--think", type=float, default=1.0, help="seconds between two pages of a user, on average")
     parser.add_argument("--costs", action="store_true", help="CPU time of each page instead of answers")
     parser.add_argument("--frames", action="store_true", help="times of frames in a browser instead of answers")

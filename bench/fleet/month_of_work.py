@@ -93,13 +93,19 @@ def _forecasts(now: datetime) -> None:
 
 
 def _models(now: datetime) -> None:
+    from fleet.deployments.models import DeploymentRegion
     from fleet.drafts.models import PlanDraft
     from models_registry.builds.models import EngineBuild
     from models_registry.versions.models import Model
 
     wanted = [
-        {"apiVersion": "switchyard/v1", "kind": "Model", "metadata": {"name": f"model-{n:02d}"}, "spec": {}}
-        for n in range(10)
+        {
+            "apiVersion": "switchyard/v1",
+            "kind": "Deployment",
+            "metadata": {"name": place.deployment_id},
+            "spec": {"regions": [{"region": place.region_id, "cells": place.cells + 1}]},
+        }
+        for place in DeploymentRegion.objects.order_by("deployment_id", "region_id").distinct("deployment_id")
     ]
     PlanDraft.objects.bulk_create(
         PlanDraft(

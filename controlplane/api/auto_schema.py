@@ -57,6 +57,8 @@ SUMMARIES: dict[tuple[str, str], str] = {
     ("engine-build-upload", "part"): "Send a part of an engine build",
     ("entry", "adopt"): "Adopt an existing DNS entry",
     ("evacuation", "create"): "Evacuate a region",
+    ("draft", "list"): "List your plan drafts",
+    ("draft", "retrieve"): "Show a plan draft",
     ("evacuation", "preview"): "Preview an evacuation",
     ("image-move", "back"): "Move machines back to their previous image",
     ("key", "policy"): "Show whether API keys are required",

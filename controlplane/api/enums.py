@@ -12,6 +12,7 @@ from fleet.capacity.api import KINDS as KINDS_OF_RATES
 from fleet.capacity.api import MARKETS, ORIGINS, POOL_STATES
 from fleet.clouds.api import IMAGE_STATES
 from fleet.deployments.planner import Preempts
+from fleet.drafts.api import STATES as STATES_OF_DRAFTS
 from fleet.faults.planning.views import RuleMode
 from fleet.machines.api import INVITATION_STATES
 from fleet.nodes.api import ROLES
@@ -52,6 +53,7 @@ CAPACITY_MARKETS = MARKETS
 CAPACITY_POOL_STATES = POOL_STATES
 CAPACITY_POOL_ORIGINS = ORIGINS
 IMAGE_MOVE_STATES = IMAGE_STATES
+DRAFT_STATES = STATES_OF_DRAFTS
 MACHINE_STATES = choices(MachineState)
 MACHINE_ROLES = choices(MachineRole)
 INVITATIONS = INVITATION_STATES

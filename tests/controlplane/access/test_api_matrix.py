@@ -44,7 +44,7 @@ OPERATE = {
     "POST nodes/{id}/cordon", "POST nodes/{id}/drain", "POST nodes/{id}/replace", "POST nodes/{id}/revoke",
     "POST ingresses/{id}/revoke", "POST machines/{id}/revoke", "POST nodes/{id}/uncordon",
     "POST agents/rollouts", "POST agents/rollouts/{id}/cancel", "GET certificates", "GET certificates/{id}",
-    "POST certificates", "POST certificates/{id}/remove",
+    "POST certificates", "POST certificates/{id}/remove", "GET drafts", "GET drafts/{id}",
     "POST machines/invitations", "POST machines/invitations/{id}/withdraw", "POST machines/{id}/remove",
     "POST machines/{id}/layout", "POST machines/{id}/repaired",
     "POST incidents/{id}/dismiss", "POST incidents/{id}/acknowledge", "POST incidents/{id}/assign",

@@ -34,6 +34,7 @@ from fleet.autoscaling.models import ScalingDecision, ScalingState
 from fleet.clouds.models import CapacityPool
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.planner import UpdatePolicy, policy_as_json
+from fleet.drafts.models import PlanDraft
 from fleet.machines.services.machines import invitation_create
 from fleet.regions.models import Region
 from fleet.releases.models import AgentMove, AgentRelease, AgentRollout
@@ -147,6 +148,12 @@ def one_more_bill(number: int) -> None:
     CostShare.objects.create(**kind, tenant=f"t{number}")
 
 
+def one_more_draft(number: int) -> None:
+    """Of the caller, because other users' drafts are not listed."""
+    columns = {"owner": "operator", "name": f"d{number}", "changed_at": NOW}
+    PlanDraft.objects.create(key=f"draft-{number}", **columns)
+
+
 def one_more_user(number: int) -> None:
     user = User.objects.create(username=f"user-{number}", is_superuser=True)
     program = User.objects.create(username=f"program-{number}")
@@ -207,6 +214,7 @@ def one_more_fleet(number: int) -> None:
         name=f"certificate-{number}", names=["llm.example.com"], not_before=NOW, not_after=LATER, created_at=NOW,
         changed_at=NOW,
     )  # fmt: skip
+    one_more_draft(number)
     one_more_user(number)
 
 

@@ -59,7 +59,7 @@ def test_it_shows_every_resource() -> None:
         "models", "model-imports", "model-versions",
         "incidents", "engine-allowances", "engine-builds", "engine-build-uploads", "compile-caches", "tenant-grants",
         "requests", "tenant-webhooks",
-        "request-queues", "rollouts", "plan", "what-if", "why", "replay", "operations", "fault-rules",
+        "request-queues", "rollouts", "plan", "drafts", "what-if", "why", "replay", "operations", "fault-rules",
         "webhooks",
         "webhook-deliveries", "certificates", "audit", "events", "apply", "routing-tables", "ingresses", "keys",
         "key-rings", "batches", "benchmarks", "configuration-searches",
