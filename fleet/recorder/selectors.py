@@ -1,33 +1,43 @@
 """Reads the flight recorder: why something was decided, and recorded rounds with their inputs. Never writes."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from functools import lru_cache
+from functools import cached_property
 from itertools import islice
-from typing import Any
+from threading import Lock
+from typing import Any, TypeVar
 
-from django.db.models import Max, Min
+from django.contrib.postgres.aggregates import ArrayAgg
+from django.db.models import Max, Min, Q, Value
+from django.db.models.functions import Concat
 
+from fleet.cells.models import Cell
 from fleet.clouds.models import CapacityPool
+from fleet.deployments.models import DeploymentRegion
 from fleet.faults.models import Incident
+from fleet.nodes.models import Node
 from fleet.reconcile.planning.settings import FleetSettings
-from fleet.reconcile.planning.snapshot import FleetView
+from fleet.reconcile.planning.snapshot import MemberView
+from fleet.reconcile.planning.states import CellState, NodeState, RolloutState
 from fleet.reconcile.selectors.snapshot import fleet_view
 from fleet.recorder.models import RecordedRound, RoundSubject
 from fleet.recorder.planning.current import PausedPool, Present
 from fleet.recorder.planning.encoding import CannotDecode, decode_rounds
 from fleet.recorder.planning.explanations import RECONCILER
 from fleet.recorder.planning.loops import RecordedLoop, Round
-from fleet.recorder.planning.moments import Moment, fleet_at
+from fleet.recorder.planning.moments import Moment
 from fleet.recorder.planning.reasons import Alternative, Subject, decision_words
+from fleet.recorder.planning.states_then import CellThen, NodeThen, RolloutThen, StatesThen, TargetThen, decode_states
+from fleet.rollouts.models import Rollout
+from fleet.rollouts.selectors import ACTIVE, rollouts_described
+
+T = TypeVar("T")
 
 BEFORE_INCIDENT = timedelta(seconds=60)
 AFTER_OPENING = timedelta(minutes=10)
 """An incident that stays open explains no more rounds than these."""
-VIEWS_KEPT = 6
-"""Decoded snapshots per process: two for each time that someone looks at. One of 5,000 nodes takes 10 MB."""
 Loops = Mapping[str, RecordedLoop]
 """Loops by name. All of them are known in `controlplane.explained`, because some belong to traffic."""
 ABOUT = ("id", "loop", "base_id", "at", "planner", "decided", "reasons", "schema", "release")
@@ -116,11 +126,26 @@ def alternatives_of(reason: StoredReason, loops: Loops) -> tuple[Alternative, ..
     return ()
 
 
-def rounds_decoded(
-    rows: Iterable[RecordedRound], loops: Loops, *, reports: bool = True
-) -> Iterator[tuple[RecordedRound, Round]]:
+Decode = Callable[[Sequence[bytes], str, Sequence[bool]], Iterator[T]]
+"""Decodes the wanted rows of a chain with this schema."""
+
+
+def rounds_decoded(rows: Iterable[RecordedRound], loops: Loops) -> Iterator[tuple[RecordedRound, Round]]:
     """These rows with their rounds, by chain, oldest first. Reads each chain once. Raises CannotDecode if a chain's
-    inputs were deleted, or are of another release's types. `reports`: as in `decode_rounds`."""
+    inputs were deleted, or are of another release's types."""
+    rows = list(rows)
+    loop_of = {row.base_id or row.pk: loops.get(row.loop, RECONCILER) for row in rows}
+
+    def decode(base: int) -> Decode[Round]:
+        return lambda chain, schema, wanted: decode_rounds(loop_of[base], chain, schema, wanted=wanted)
+
+    return _decoded(rows, decode)
+
+
+def _decoded(
+    rows: Iterable[RecordedRound], decode_of: "Callable[[int], Decode[T]]"
+) -> Iterator[tuple[RecordedRound, T]]:
+    """`decode_of`: the base of a chain -> how its rows are decoded."""
     chains: dict[int, dict[int, RecordedRound]] = defaultdict(dict)
     for row in rows:
         chains[row.base_id or row.pk][row.pk] = row
@@ -131,9 +156,8 @@ def rounds_decoded(
             raise CannotDecode(f"the inputs of round {min(wanted)} were deleted; they are kept for 7 days")
         pks = [pk for pk, *_ in stored]
         _, _, schema, release = stored[0]
-        loop = loops.get(next(iter(wanted.values())).loop, RECONCILER)
         try:
-            decoded = decode_rounds(loop, chain, schema, wanted=[pk in wanted for pk in pks], reports=reports)
+            decoded = decode_of(base)(chain, schema, [pk in wanted for pk in pks])
             yield from zip((wanted[pk] for pk in pks if pk in wanted), decoded, strict=True)
         except CannotDecode as wrong:
             raise CannotDecode(
@@ -215,33 +239,90 @@ def recording_at(at: datetime, now: datetime) -> Recording:
     if before is None:
         return Recording(at, None, None, after_at, "Nothing was recorded before this time.")
     try:
-        earlier = _views(before.pk, before.base_id or before.pk)
-        later = _views(after.pk, after.base_id or after.pk) if after else _view_since(before, at, now)
+        known = _states_of([before, after] if after else [before])
     except CannotDecode as wrong:
         return Recording(at, None, before.at, after_at, f"It cannot be shown: {wrong}.")
-    return Recording(at, fleet_at(earlier, later, at), before.at, after_at)
+    later = known[after.pk] if after else PresentStates()
+    return Recording(at, Moment(at, known[before.pk], later), before.at, after_at)
 
 
-PRESENT_KEPT = timedelta(minutes=1)
-_present: dict[int, tuple[datetime, FleetView]] = {}
-"""The last recorded round, and the fleet as loaded after it; one entry."""
+ROWS_KEPT = 50_000
+"""Rows of decoded states in a process: at most 20 MB. Those of 5,000 nodes with 2,500 cells are 7,500 rows."""
+_states: OrderedDict[int, StatesThen] = OrderedDict()
+"""States of recorded rounds by their ID, the last used at the end. Recordings never change, and are the same for all
+users."""
+_states_lock = Lock()
 
 
-def _view_since(before: RecordedRound, at: datetime, now: datetime) -> FleetView:
-    """The fleet as it is, or as it was a minute ago if that was after `at`. Nothing was recorded since, so either shows
-    the fleet at `at`, and loading 5,000 nodes takes 0.2 s."""
-    loaded, view = _present.get(before.pk, (None, None))
-    if loaded is None or view is None or not max(at, now - PRESENT_KEPT) < loaded <= now:
-        view = fleet_view(now=now)
-        _present.clear()
-        _present[before.pk] = now, view
-    return view
+def _states_of(rounds: Sequence[RecordedRound]) -> dict[int, StatesThen]:
+    """The states of recorded rounds by ID. Raises CannotDecode."""
+    with _states_lock:
+        known = {row.pk: _states[row.pk] for row in rounds if row.pk in _states}
+    missing = [row for row in rounds if row.pk not in known]
+    found = {row.pk: states for row, states in _decoded(missing, lambda base: decode_states)}
+    with _states_lock:
+        for pk in known.keys() & _states.keys():
+            _states.move_to_end(pk)
+        _states.update(found)
+        while len(_states) > 1 and sum(states.size for states in _states.values()) > ROWS_KEPT:
+            _states.popitem(last=False)
+    return known | found
 
 
-@lru_cache(VIEWS_KEPT)
-def _views(pk: int, base: int) -> FleetView:
-    """The snapshot of a recorded round, without changes of reports. Recordings never change."""
-    row = RecordedRound(pk=pk, loop=RECONCILER.name, base_id=base if base != pk else None)
-    ((_, one),) = rounds_decoded([row], {RECONCILER.name: RECONCILER}, reports=False)
-    view: FleetView = one.view
-    return view
+class PresentStates:
+    """The states after the last recorded round. Each kind is loaded when it is first read, in one query."""
+
+    @cached_property
+    def cells(self) -> dict[str, CellThen]:
+        rows = Cell.objects.exclude(state=CellState.STOPPED.value).annotate(
+            version=Concat("model_version__model_id", Value("@"), "model_version__version"),
+            places=ArrayAgg("members__node_id", order_by="members__rank", filter=Q(members__isnull=False), default=[]),
+        )
+        columns = ("id", "deployment_id", "region_id", "state", "state_since", "generation", "version", "reason")
+        return {
+            name: CellThen(
+                name, deployment, region, CellState(state), since, generation, version, reason, _members(places)
+            )
+            for name, deployment, region, state, since, generation, version, reason, places in rows.values_list(
+                *columns, "places"
+            )
+        }
+
+    @cached_property
+    def nodes(self) -> dict[str, NodeThen]:
+        rows = Node.objects.exclude(state=NodeState.RETIRED.value).order_by("region_id", "id")
+        columns = ("id", "region_id", "instance_type_id", "state", "state_since", "cordoned")
+        return {
+            name: NodeThen(name, region, kind, NodeState(state), since, cordoned)
+            for name, region, kind, state, since, cordoned in rows.values_list(*columns)
+        }
+
+    @cached_property
+    def rollouts(self) -> dict[str, RolloutThen]:
+        return {
+            row.deployment_id: RolloutThen(
+                row.pk,
+                row.deployment_id,
+                row.to_version.reference,
+                RolloutState(row.state),
+                row.state_since,
+                row.reason,
+            )
+            for row in rollouts_described().filter(state__in=ACTIVE)
+        }
+
+    @cached_property
+    def deployments(self) -> dict[str, TargetThen]:
+        targets: dict[str, dict[str, int]] = defaultdict(dict)
+        for place in DeploymentRegion.objects.all():
+            targets[place.deployment_id][place.region_id] = place.cells_in_force
+        return {name: TargetThen(cells) for name, cells in targets.items()}
+
+
+def _rollout_then(row: Rollout) -> RolloutThen:
+    to, state = row.to_version.reference, RolloutState(row.state)
+    return RolloutThen(row.pk, row.deployment_id, to, state, row.state_since, row.reason)
+
+
+def _members(nodes: Sequence[str]) -> tuple[MemberView, ...]:
+    return tuple(MemberView(node, rank) for rank, node in enumerate(nodes))

@@ -9,9 +9,9 @@ from django.db.models import Q
 from controlplane.dashboard.fragments import Fragment, PageRequest, Past
 from engine_agent.protocol.states import MemberRole
 from fleet.faults.models import Incident
-from fleet.reconcile.planning.snapshot import CellView, NodeView, RolloutView
 from fleet.reconcile.planning.states import CELL_TONE, NODE_TONE, ROLLOUT_TONE, CellState, NodeState
 from fleet.recorder.planning.moments import Moment, PlaceThen
+from fleet.recorder.planning.states_then import CellThen, NodeThen, RolloutThen
 from fleet.recorder.selectors import Recording, recording_at
 from kernel.ages import age_text
 from kernel.refusals import InvalidInput
@@ -64,7 +64,7 @@ class Banner:
 class RowThen:
     """An object as it was. `age`: how long it had been in its state."""
 
-    row: CellView | NodeView | RolloutView
+    row: CellThen | NodeThen | RolloutThen
     tone: Tone
     age: str
     cell: str = ""
@@ -161,7 +161,7 @@ def _nodes_then(request: PageRequest) -> ListThen:
     member_of = {member.node: (cell.id, member.rank) for cell in moment.cells for member in cell.members}
     wanted = {name: request.text(name) for name in ("region", "state", "role", "q")}
 
-    def is_shown(node: NodeView, cell: str, rank: int | None) -> bool:
+    def is_shown(node: NodeThen, cell: str, rank: int | None) -> bool:
         role = SPARE if rank is None else MemberRole.FOLLOWER if rank else MemberRole.LEADER
         return (
             wanted["region"] in {"", node.region}

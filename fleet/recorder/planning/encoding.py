@@ -5,7 +5,8 @@ mostly share, and applied to plain data, which become objects once, at the end."
 
 import hashlib
 import zlib
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
 from datetime import datetime, timedelta
 from enum import Enum
@@ -48,35 +49,43 @@ def _named(decisions: Sequence[Any]) -> list[tuple[str, Any]]:
 
 
 def decode_rounds(
-    loop: RecordedLoop,
-    chain: Sequence[bytes],
-    schema: str,
-    *,
-    wanted: Sequence[bool] | None = None,
-    reports: bool = True,
+    loop: RecordedLoop, chain: Sequence[bytes], schema: str, *, wanted: Sequence[bool] | None = None
 ) -> Iterator[Round]:
-    """The rounds of a chain that begins with a whole snapshot; only those `wanted` are built. Without `reports`, those
-    of nodes stay as in the first snapshot: they are most of what changes. Raises CannotDecode if the types differ from
-    this release's or the bytes are damaged."""
-    left_out: Set[str] = frozenset() if reports else frozenset({"report"})
-    if schema != schema_of(loop):
-        raise CannotDecode("the types of its snapshots differ from those of this release")
+    """The rounds of a chain that begins with a whole snapshot; only those `wanted` are built. Raises CannotDecode if
+    the types differ from this release's or the bytes are damaged."""
     settings, view = loop.settings(), None
-    for number, row in enumerate(chain):
-        try:
-            plain = msgspec.msgpack.decode(_inflated(row))
+    for number, row in checked_rows(loop, chain, schema):
+        with damage_named(number):
+            plain = msgspec.msgpack.decode(inflated(row))
             if "view" in plain:
                 view, settings = plain["view"], msgspec.convert(plain["settings"], loop.settings)
             else:
-                view = _edited(view, plain["edit"], plain["now"], left_out)
-            if wanted is None or wanted[number]:
-                decided = tuple(_decided(loop, part) for part in plain["decided"])
-                yield Round(msgspec.convert(view, loop.view), settings, plain["now"], decided)
-        except (msgspec.MsgspecError, zlib.error, KeyError, IndexError, TypeError, ValueError) as wrong:
-            raise CannotDecode(f"row {number + 1} of its chain is damaged: {wrong}") from wrong
+                view = edited(view, plain["edit"], plain["now"])
+            if wanted is not None and not wanted[number]:
+                continue
+            decided = tuple(_decided(loop, part) for part in plain["decided"])
+            found = Round(msgspec.convert(view, loop.view), settings, plain["now"], decided)
+        yield found
 
 
-def _inflated(row: bytes) -> bytes:
+def checked_rows(loop: RecordedLoop, chain: Sequence[bytes], schema: str) -> Iterator[tuple[int, bytes]]:
+    """The rows of a chain with their numbers. Raises CannotDecode if its types differ from this release's."""
+    if schema != schema_of(loop):
+        raise CannotDecode("the types of its snapshots differ from those of this release")
+    yield from enumerate(chain)
+
+
+@contextmanager
+def damage_named(number: int) -> Iterator[None]:
+    """Raises CannotDecode with the row's number if its bytes are damaged."""
+    try:
+        yield
+    except (msgspec.MsgspecError, zlib.error, KeyError, IndexError, TypeError, ValueError) as wrong:
+        raise CannotDecode(f"row {number + 1} of its chain is damaged: {wrong}") from wrong
+
+
+def inflated(row: bytes) -> bytes:
+    """The plain data of a row. Raises ValueError if it is cut off or too large."""
     inflating = zlib.decompressobj()
     plain = inflating.decompress(row, LARGEST_BYTES)
     if not inflating.eof:
@@ -134,7 +143,7 @@ def schema_of(loop: RecordedLoop) -> str:
 #   ["#", gone, added, columns]     a mapping: positions of keys that are gone, [position, {key: value}] of new ones,
 #                                   and changed values by path and form: mostly times of last reports
 
-_VALUE, _SLID, _TIMES = "=", "+", "t"
+VALUE, SLID, TIMES = "=", "+", "t"
 _Changes = dict[tuple[tuple[str, ...], str], tuple[list[int], list[Any]]]
 """Positions and new values by path and form."""
 
@@ -166,15 +175,15 @@ def _edit_of(old: Any, new: Any, now: datetime) -> list[Any] | None:
     if old == new:
         return None
     form, value = _leaf(old, new)
-    return [form, *value] if form == _SLID else [form, value]
+    return [form, *value] if form == SLID else [form, value]
 
 
 def _leaf(old: Any, new: Any) -> tuple[str, Any]:
     if isinstance(old, tuple) and isinstance(new, tuple) and new:
         for dropped in range(min(len(old), LONGEST_SLIDE)):
             if new[: len(old) - dropped] == old[dropped:]:
-                return _SLID, (dropped, new[len(old) - dropped :])
-    return _VALUE, new
+                return SLID, (dropped, new[len(old) - dropped :])
+    return VALUE, new
 
 
 def _edit_of_mapping(old: Mapping[Any, Any], new: Mapping[Any, Any], now: datetime) -> list[Any] | None:
@@ -184,7 +193,7 @@ def _edit_of_mapping(old: Mapping[Any, Any], new: Mapping[Any, Any], now: dateti
         gone = [position for position, key in enumerate(old) if key not in new]
         added = [(position, {key: new[key]}) for position, key in enumerate(new) if key not in old]
         if [key for key in old if key in new] != [key for key in new if key in old]:
-            return [_VALUE, new]  # in another order
+            return [VALUE, new]  # in another order
     changes: _Changes = {}
     for position, (key, value) in enumerate(old.items()):
         if (other := new.get(key, value)) is not value:
@@ -215,7 +224,7 @@ def _note_changes(old: Any, new: Any, path: tuple[str, ...], position: int, chan
 
 
 def _note_value(old: Any, new: Any, path: tuple[str, ...], position: int, changes: _Changes) -> None:
-    form, value = _leaf(old, new) if type(old) is tuple else (_VALUE, new)
+    form, value = _leaf(old, new) if type(old) is tuple else (VALUE, new)
     column = changes.get((path, form))
     if column is None:
         column = changes[path, form] = ([], [])
@@ -226,36 +235,36 @@ def _note_value(old: Any, new: Any, path: tuple[str, ...], position: int, change
 def _column(path: tuple[str, ...], form: str, positions: list[int], values: list[Any], now: datetime) -> list[Any]:
     """Positions as distances and times as microseconds before `now`: both are small numbers, which compress well."""
     distances = [position - before for position, before in zip(positions, [0, *positions], strict=False)]
-    if form == _VALUE and all(type(value) is datetime for value in values):
-        form, values = _TIMES, [(now - value) // MICROSECOND for value in values]
+    if form == VALUE and all(type(value) is datetime for value in values):
+        form, values = TIMES, [(now - value) // MICROSECOND for value in values]
     return [path, form, distances, values]
 
 
-def _edited(plain: Any, edit: list[Any] | None, now: datetime, left_out: Set[str]) -> Any:
-    """The plain data after an edit, which may change them in place. `left_out`: fields of values in mappings that keep
-    their old values."""
+def edited(plain: Any, edit: Sequence[Any] | None, now: datetime) -> Any:
+    """The plain data after an edit, which may change them in place."""
     if edit is None:
         return plain
     form = edit[0]
     if form == ".":
         for name, inner in edit[1].items():
-            plain[name] = _edited(plain[name], inner, now, left_out)
+            plain[name] = edited(plain[name], inner, now)
         return plain
     if form == "#":
         _, gone, added, columns = edit
-        return _edited_mapping(plain, gone, added, [one for one in columns if left_out.isdisjoint(one[0][:1])], now)
-    return _new_value(plain, form, edit[1:] if form == _SLID else edit[1], now)
+        return _edited_mapping(plain, gone, added, columns, now)
+    return new_value(plain, form, edit[1:] if form == SLID else edit[1], now)
 
 
-def _new_value(old: Any, form: str, value: Any, now: datetime) -> Any:
-    if form == _SLID:
+def new_value(old: Any, form: str, value: Any, now: datetime) -> Any:
+    """A value after its edit of this form."""
+    if form == SLID:
         dropped, added = value
         return [*old[dropped:], *added]
-    return now - value * MICROSECOND if form == _TIMES else value
+    return now - value * MICROSECOND if form == TIMES else value
 
 
 def _edited_mapping(
-    plain: dict[Any, Any], gone: list[int], added: list[Any], columns: list[Any], now: datetime
+    plain: dict[Any, Any], gone: Sequence[int], added: Sequence[Any], columns: Sequence[Any], now: datetime
 ) -> dict[Any, Any]:
     keys = list(plain)
     for path, form, distances, values in columns:
@@ -265,18 +274,14 @@ def _edited_mapping(
             holder, name = plain, keys[position]
             for step in path:
                 holder, name = holder[name], step
-            holder[name] = _new_value(holder[name], form, value, now)
-    if not gone and not added:
-        return plain
+            holder[name] = new_value(holder[name], form, value, now)
+    return rekeyed(plain, gone, added) if gone or added else plain
+
+
+def rekeyed(plain: Mapping[Any, Any], gone: Sequence[int], added: Sequence[tuple[int, Any]]) -> dict[Any, Any]:
+    """A mapping without the keys at the positions `gone`, and with the ones `added` at their positions."""
     dropped = set(gone)
-    rest = iter([keys[position] for position in range(len(keys)) if position not in dropped])
+    rest = iter([item for position, item in enumerate(plain.items()) if position not in dropped])
     new = {position: next(iter(one.items())) for position, one in added}
-    made: dict[Any, Any] = {}
-    for position in range(len(keys) - len(gone) + len(added)):
-        if position in new:
-            key, value = new[position]
-        else:
-            key = next(rest)
-            value = plain[key]
-        made[key] = value
-    return made
+    size = len(plain) - len(gone) + len(added)
+    return dict(new[position] if position in new else next(rest) for position in range(size))

@@ -6,23 +6,69 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TypeVar
+from functools import cached_property
+from typing import Protocol, TypeVar
 
-from fleet.reconcile.planning.snapshot import CellView, FleetView, NodeView, RolloutView
 from fleet.reconcile.planning.states import CellState
+from fleet.recorder.planning.states_then import CellThen, NodeThen, RolloutThen, StatesThen, TargetThen
 
-Row = TypeVar("Row", CellView, NodeView, RolloutView)
+Row = TypeVar("Row", CellThen, NodeThen, RolloutThen)
 
 
-@dataclass(frozen=True, slots=True)
+class States(Protocol):
+    """Those of a snapshot, or the present ones, which may be loaded when they are read."""
+
+    @property
+    def cells(self) -> Mapping[str, CellThen]: ...
+
+    @property
+    def nodes(self) -> Mapping[str, NodeThen]: ...
+
+    @property
+    def rollouts(self) -> Mapping[str, RolloutThen]: ...
+
+    @property
+    def deployments(self) -> Mapping[str, TargetThen]: ...
+
+
+@dataclass(frozen=True)
 class Moment:
-    """States at `at`. Cells and nodes are ordered as planners see them; `wanted`: (deployment, region) -> cells."""
+    """States at `at`. `before`: of the last snapshot at or before it, if any; `after`: of the first one later. Rows are
+    in the order of the planners."""
 
     at: datetime
-    cells: tuple[CellView, ...]
-    nodes: tuple[NodeView, ...]
-    rollouts: tuple[RolloutView, ...]
-    wanted: Mapping[tuple[str, str], int]
+    before: States | None
+    after: States
+
+    @cached_property
+    def cells(self) -> tuple[CellThen, ...]:
+        return tuple(self._rows(self._earlier.cells, self.after.cells))
+
+    @cached_property
+    def nodes(self) -> tuple[NodeThen, ...]:
+        return tuple(self._rows(self._earlier.nodes, self.after.nodes))
+
+    @cached_property
+    def rollouts(self) -> tuple[RolloutThen, ...]:
+        return tuple(self._rows(self._earlier.rollouts, self.after.rollouts))
+
+    @cached_property
+    def wanted(self) -> dict[tuple[str, str], int]:
+        """(deployment, region) -> cells."""
+        targets = (self.before or self.after).deployments
+        return {(name, region): cells for name, one in targets.items() for region, cells in one.cells_wanted.items()}
+
+    @property
+    def _earlier(self) -> States:
+        return self.before or StatesThen()
+
+    def _rows(self, before: Mapping[str, Row], after: Mapping[str, Row]) -> Iterator[Row]:
+        at = self.at
+        for name, row in after.items():
+            if row.state_since <= at:
+                yield row
+            elif name in before:
+                yield before[name]
 
     def places(self) -> Iterator["PlaceThen"]:
         """Deployments in their regions, by name."""
@@ -43,24 +89,3 @@ class PlaceThen:
     @property
     def ready(self) -> int:
         return self.states.get(CellState.READY, 0)
-
-
-def fleet_at(before: FleetView | None, after: FleetView, at: datetime) -> Moment:
-    """`before`: the last snapshot at or before `at`, if any; `after`: the first one later."""
-    earlier = before or FleetView({}, {}, {}, {}, None)
-    wanted = (earlier if before else after).deployments
-    return Moment(
-        at,
-        tuple(_states_at(earlier.cells, after.cells, at)),
-        tuple(_states_at(earlier.nodes, after.nodes, at)),
-        tuple(_states_at(earlier.rollouts, after.rollouts, at)),
-        {(name, region): cells for name, spec in wanted.items() for region, cells in spec.cells_wanted.items()},
-    )
-
-
-def _states_at(before: Mapping[str, Row], after: Mapping[str, Row], at: datetime) -> Iterator[Row]:
-    for name, row in after.items():
-        if row.state_since <= at:
-            yield row
-        elif name in before:
-            yield before[name]
