@@ -216,8 +216,10 @@ Default: `HOME/files`"""
 FILE_MAX_BYTES = int(os.environ.get("SWITCHYARD_FILE_MIB", "200")) * 1024 * 1024
 """Largest file that an application may upload, in MiB: at most 1,024, the limit of ingresses."""
 FILE_UPLOAD_MAX_MEMORY_SIZE = 256 * 1024  # the rest of a body goes to a file (controlplane.request_bodies)
-BATCH_LINES = int(os.environ.get("SWITCHYARD_BATCH_LINES", "50000"))
+BATCH_LINES = int(os.environ.get("SWITCHYARD_BATCH_LINES", "10000000"))
 """Most lines of a batch."""
+BATCH_INPUT_BYTES = int(os.environ.get("SWITCHYARD_BATCH_INPUT_MIB", "51200")) * 1024 * 1024
+"""Largest input of a batch in a tenant's bucket, in MiB."""
 BATCH_AT_RISK = os.environ.get("SWITCHYARD_BATCH_AT_RISK") or "tell"
 """Response to batches that will be late, unless their deployment's policy states one: `tell`, `near_realtime` or
 `cells`. Default: `tell`"""

@@ -204,7 +204,7 @@ def _jobs(now: datetime) -> None:
             tenant=f"tenant-{number % 100:02d}",
             region_id="region-00",
             endpoint="/v1/chat/completions",
-            model="deployment-01",
+            lines_by_model={"deployment-01": 40_000},
             input_file_id=f"file-{number:032x}",
             window="24h",
             state="in_progress" if number >= JOBS - 10 else "completed",

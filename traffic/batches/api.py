@@ -104,6 +104,8 @@ class BatchErrorSerializer(serializers.Serializer[dict[str, object]]):
 
 class BatchSerializer(serializers.ModelSerializer[Batch]):
     region = serializers.CharField(source="region_id")
+    models = serializers.CharField(source="model_names")
+    lines_by_model = serializers.DictField(child=serializers.IntegerField())
     tone = serializers.SerializerMethodField()
     completed = serializers.SerializerMethodField(help_text="Completed lines.")
     failed = serializers.SerializerMethodField(help_text="Lines with an error.")
@@ -117,10 +119,10 @@ class BatchSerializer(serializers.ModelSerializer[Batch]):
         model = Batch
         fields = [
             "id", "tenant", "key", "region", "input_uri", "output_uri",
-            "endpoint", "model", "state", "tone", "priority", "window", "lines",
+            "endpoint", "models", "lines_by_model", "state", "tone", "priority", "window", "lines",
             "completed", "failed", "lines_per_s", "estimated_end_at", "errors", "input_tokens", "output_tokens",
             "created_at", "in_progress_at", "finalizing_at", "expires_at",
-            "at_risk_at", "raised_at", "cells_asked_at",
+            "at_risk_at", "raised_at", "cells_asked_at", "validated_lines",
         ]  # fmt: skip
         examples = {
             "id": "batch_6f1d0f0d2c3b4a5968778695a4b3c2d1",
@@ -159,7 +161,7 @@ class CancelBatchSerializer(StrictSerializer):
 
 class BatchFilter(filters.FilterSet):
     tenant = filters.CharFilter()
-    model = filters.CharFilter()
+    model = filters.CharFilter(field_name="lines_by_model", lookup_expr="has_key")
     state = filters.ChoiceFilter(choices=choices(BatchState))
 
 
@@ -172,7 +174,7 @@ class BatchViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Batch]):
     page_order = "-created_at"
     ordering_fields = ("id", "created_at", "expires_at", "tenant", "state")
     columns = (
-        "ID, TENANT, MODEL, STATE, LINES, COMPLETED, FAILED, LINES/S=lines_per_s, ENDS ABOUT=estimated_end_at, "
+        "ID, TENANT, MODELS, STATE, LINES, COMPLETED, FAILED, LINES/S=lines_per_s, ENDS ABOUT=estimated_end_at, "
         "AGE=created_at:age"
     )
 

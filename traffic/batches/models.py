@@ -53,8 +53,10 @@ class Batch(models.Model):
     """A batch of one tenant. Its input is a file of the tenant or the object `input_uri`, whose validated content
     `input_etag` names.
 
-    - `fence` numbers the leases on the batch itself, for validating and finalizing. `work_fence` is the lease that
-      wrote the current work file. `validations` counts leases whose validation failed.
+    - `fence` numbers the leases on the batch itself, for validating and finalizing; `turn_at` is the last one.
+      `validations` counts leases in a row whose validation failed.
+    - `validated_lines` and `validated_bytes`, of `input_bytes`, are the progress of its validation.
+    - `lines_by_model` is an estimate from the first line until the batch is validated; `lines` is its sum.
     - `expired`: the time ran out before all lines were done.
     - Counts are exact once the batch has ended; until then, add those of its ranges.
     - `at_risk_at`: when its deadline was first at risk and its owner was notified. `raised_at`: when its lines became
@@ -66,10 +68,11 @@ class Batch(models.Model):
     key = models.CharField(max_length=16, blank=True)
     region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="batches")
     endpoint = models.CharField(max_length=64)
-    model = models.CharField(max_length=200, blank=True)
+    lines_by_model = models.JSONField(default=dict)
     input_file_id = models.CharField(max_length=40, blank=True)
     input_uri = models.CharField(max_length=1000, blank=True)
     input_etag = models.CharField(max_length=128, blank=True)
+    input_bytes = models.PositiveBigIntegerField(default=0)
     output_uri = models.CharField(max_length=1000, blank=True)
     output_file_id = models.CharField(max_length=40, blank=True)
     error_file_id = models.CharField(max_length=40, blank=True)
@@ -81,9 +84,11 @@ class Batch(models.Model):
     state = models.CharField(max_length=16, choices=choices(BatchState), default=BatchState.VALIDATING.value)
     expired = models.BooleanField(default=False)
     fence = models.PositiveIntegerField(default=0)
-    work_fence = models.PositiveIntegerField(default=0)
+    turn_at = models.DateTimeField(null=True)
     leased_until = models.DateTimeField(null=True)
     validations = models.PositiveSmallIntegerField(default=0)
+    validated_lines = models.PositiveIntegerField(default=0)
+    validated_bytes = models.PositiveBigIntegerField(default=0)
     lines = models.PositiveIntegerField(default=0)
     completed = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)
@@ -122,6 +127,41 @@ class Batch(models.Model):
     def __str__(self) -> str:
         return f"{self.id}: {self.state}"
 
+    @property
+    def model(self) -> str:
+        """The model of all lines, or "" if it has several or is unknown."""
+        return next(iter(self.lines_by_model)) if len(self.lines_by_model) == 1 else ""
+
+    @property
+    def model_names(self) -> str:
+        return ", ".join(sorted(self.lines_by_model))
+
+
+class BatchShard(models.Model):
+    """Consecutive lines of the input of a batch that is validated, up to byte `end`. `fence` is the lease that wrote
+    its work file and the file of its IDs, of which `id_slice_ends` lie before the end of each slice
+    (`planning.shards`). `numbered` counts all lines of the input up to its end; `first_lines` is by model."""
+
+    batch = models.ForeignKey(Batch, on_delete=models.CASCADE, related_name="shards")
+    number = models.PositiveIntegerField()
+    fence = models.PositiveIntegerField()
+    end = models.PositiveBigIntegerField()
+    numbered = models.PositiveIntegerField()
+    lines = models.PositiveIntegerField()
+    inputs = models.PositiveBigIntegerField()
+    lines_by_model = models.JSONField(default=dict)
+    first_lines = models.JSONField(default=dict)
+    id_slice_ends = ArrayField(models.PositiveIntegerField(), default=list)
+    errors = models.JSONField(default=list)
+    errors_in_all = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        ordering = ["batch", "number"]
+        constraints = [models.UniqueConstraint(fields=["batch", "number"], name="shard_once")]
+
+    def __str__(self) -> str:
+        return f"{self.batch_id} shard {self.number}"
+
 
 class BatchTimeline(models.Model):
     """Progress of a batch: completed and failed lines every `step_s` seconds, of bounded length (`planning.pacing`).
@@ -140,11 +180,13 @@ class BatchTimeline(models.Model):
 
 
 class BatchRange(models.Model):
-    """Lines of an open batch, as bytes `start` to `end` of its work file. Each lease is one attempt and writes its own
-    journal, named by `fence`; the counts cover all journals."""
+    """Lines of one model of an open batch, as bytes `start` to `end` of the work file `work`. Each lease is one attempt
+    and writes its own journal, named by `fence`; the counts cover all journals."""
 
     batch = models.ForeignKey(Batch, on_delete=models.CASCADE, related_name="ranges")
     number = models.PositiveIntegerField()
+    model = models.CharField(max_length=200, blank=True)
+    work = models.CharField(max_length=16, blank=True)
     start = models.PositiveBigIntegerField()
     end = models.PositiveBigIntegerField()
     lines = models.PositiveIntegerField()

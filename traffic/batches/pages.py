@@ -81,6 +81,12 @@ class BatchRow:
         return BATCH_TONE[self.state]
 
     @property
+    def validated_percent(self) -> int | None:
+        """While its input is validated and its size is known."""
+        is_validating = self.state is BatchState.VALIDATING and self.batch.input_bytes
+        return 100 * self.batch.validated_bytes // self.batch.input_bytes if is_validating else None
+
+    @property
     def is_late(self) -> bool:
         """Whether it will miss its deadline at its present rate."""
         end_at = self.standing.estimated_end_at
@@ -98,7 +104,7 @@ def _listed(request: PageRequest) -> "QuerySet[Batch]":
     elif state:
         batches = batches.filter(state=state)
     if text:
-        batches = batches.filter(Q(id__startswith=text) | Q(tenant__icontains=text) | Q(model__icontains=text))
+        batches = batches.filter(Q(id__startswith=text) | Q(tenant__icontains=text) | Q(lines_by_model__icontains=text))
     return batches
 
 
@@ -108,7 +114,7 @@ BATCH_LIST: List[BatchRow] = List(
         Column("batch", "Batch", lambda row: row.batch.id, ("id",)),
         Column("state", "State", lambda row: row.batch.state, ("state",)),
         Column("tenant", "Tenant", lambda row: row.batch.tenant, ("tenant",)),
-        Column("model", "Model", lambda row: row.batch.model, ("model",), "wide"),
+        Column("model", "Models", lambda row: row.batch.model_names, ("lines_by_model",), "wide"),
         Column("lines", "Lines", lambda row: row.batch.lines, ("lines",), "number", is_newest_first=True),
         Column("done", "Done", lambda row: row.standing.percent, css="number"),
         Column("failed", "Failed", lambda row: row.standing.failed, css="number wide"),

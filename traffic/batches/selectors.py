@@ -171,6 +171,8 @@ def batch_json(batch: Batch, tally: Tally, *, now: datetime) -> dict[str, Any]:
         "metadata": batch.metadata or None,
         "switchyard": {
             "completion_window": batch.window,
+            "lines_by_model": batch.lines_by_model,
+            "validated_lines": batch.validated_lines,
             "priority": batch.priority,
             "input_uri": batch.input_uri or None,
             "input_etag": batch.input_etag or None,
@@ -184,40 +186,77 @@ def batch_json(batch: Batch, tally: Tally, *, now: datetime) -> dict[str, Any]:
     }
 
 
-def batch_jobs(now: datetime, rates: dict[str, float]) -> list[tuple[BatchJob, str, str]]:
-    """Returns batches with unleased lines, with their region and model. `rates` is by `region model`."""
-    waiting = Q(ranges__done=False) & (Q(ranges__leased_until=None) | Q(ranges__leased_until__lte=now))
-    rows = Batch.objects.filter(waiting, state=BatchState.IN_PROGRESS.value, expires_at__gt=now).distinct()
-    rows = rows.order_by("id").only("id", "tenant", "lines", "expires_at", "priority", "region", "model")
-    batches = list(rows)
-    done, budgets = tallies(batches), batch_budgets(now)
-    return [(_batch_job(batch, done[batch.id], rates, budgets), batch.region_id, batch.model) for batch in batches]
+def batch_jobs(now: datetime, rates: dict[str, float]) -> list[BatchJob]:
+    """Returns models of batches with unleased lines. `rates` is by `region model`."""
+    running = BatchRange.objects.filter(
+        done=False, batch__state=BatchState.IN_PROGRESS.value, batch__expires_at__gt=now
+    ).order_by()
+    rows = running.values(
+        "batch_id", "model", "batch__tenant", "batch__region_id", "batch__expires_at", "batch__priority"
+    ).annotate(
+        remaining=Sum(F("lines") - F("completed") - F("failed")),
+        free=Count("pk", filter=Q(leased_until=None) | Q(leased_until__lte=now)),
+    )
+    budgets = batch_budgets(now)
+    return [_batch_job(row, rates, budgets) for row in rows.filter(free__gt=0)]
 
 
-def _batch_job(batch: Batch, done: Tally, rates: dict[str, float], budgets: BatchBudgets) -> BatchJob:
+def _batch_job(row: Mapping[str, Any], rates: dict[str, float], budgets: BatchBudgets) -> BatchJob:
     """Uses the rate that the plan of the day leaves until the deadline, or else the present one."""
-    planned = budgets.rate(batch.region_id, batch.model, batch.expires_at)
-    rate = rates.get(f"{batch.region_id} {batch.model}", 0.0) if planned is None else planned
-    remaining = batch.lines - done.completed - done.failed
-    return BatchJob(batch.id, batch.tenant, remaining, batch.expires_at, batch.priority, rate)
+    region, model, expires_at = row["batch__region_id"], row["model"], row["batch__expires_at"]
+    planned = budgets.rate(region, model, expires_at)
+    rate = rates.get(f"{region} {model}", 0.0) if planned is None else planned
+    return BatchJob(
+        row["batch_id"],
+        row["batch__tenant"],
+        region,
+        model,
+        row["remaining"],
+        expires_at,
+        row["batch__priority"],
+        rate,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWork:
+    """Lines of a model of a batch without an outcome."""
+
+    batch: Batch
+    model: str
+    remaining: int
+
+
+def open_work(batches: Iterable[Batch]) -> list[ModelWork]:
+    """Returns the lines without an outcome of open batches, by model; estimates while a batch is validated."""
+    known = {batch.id: batch for batch in batches}
+    rows = BatchRange.objects.filter(batch__in=list(known)).order_by().values("batch_id", "model")
+    done = {
+        (row["batch_id"], row["model"]): row["done"] for row in rows.annotate(done=Sum(F("completed") + F("failed")))
+    }
+    return [
+        ModelWork(batch, model, max(0, lines - done.get((batch.id, model), 0)))
+        for batch in known.values()
+        for model, lines in batch.lines_by_model.items()
+    ]
 
 
 def measured_rate(region: str, model: str, now: datetime) -> float:
-    """Returns the lines per second of recent batches of a model, from the slower half of them; 0 if unknown."""
+    """Returns the lines per second of a model in recent batches, from the slower half of them; 0 if unknown."""
     recent = Batch.objects.filter(
-        region=region, model=model, finalizing_at__gt=now - MEASURED_SINCE, lines__gte=MEASURED_LINES
+        region=region, lines_by_model__has_key=model, finalizing_at__gt=now - MEASURED_SINCE, lines__gte=MEASURED_LINES
     ).filter(state=BatchState.COMPLETED.value)
-    rows = recent.order_by("-finalizing_at").values_list("lines", "in_progress_at", "finalizing_at")[:20]
-    rates = sorted(lines / max((ended - began).total_seconds(), 1.0) for lines, began, ended in rows if began and ended)
+    rows = recent.order_by("-finalizing_at").values_list("lines_by_model", "in_progress_at", "finalizing_at")[:20]
+    rates = sorted(
+        models[model] / max((ended - began).total_seconds(), 1.0) for models, began, ended in rows if began and ended
+    )
     return rates[(len(rates) - 1) // 2] if rates else 0.0
 
 
 def lines_ahead(region: str, model: str) -> int:
     """Returns the lines without an outcome in all open batches of a model."""
-    rows = Batch.objects.filter(region=region, model=model, state__in=OPEN_STATES)
-    total = rows.aggregate(n=Sum("lines"))["n"] or 0
-    done = BatchRange.objects.filter(batch__in=rows).aggregate(n=Sum(F("completed") + F("failed")))["n"] or 0
-    return int(total - done)
+    rows = Batch.objects.filter(region=region, lines_by_model__has_key=model, state__in=OPEN_STATES)
+    return sum(work.remaining for work in open_work(rows) if work.model == model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +306,7 @@ def batches_paced(now: datetime, rates: Mapping[str, float]) -> list[PacedBatch]
     batches = list(Batch.objects.filter(state=BatchState.IN_PROGRESS.value, expires_at__gt=now))
     if not batches:
         return []
-    done, policies = tallies(batches), _at_risk_policies({batch.model for batch in batches})
+    done, policies = tallies(batches), _at_risk_policies({name for batch in batches for name in batch.lines_by_model})
     usual = AtRiskPolicy(settings.BATCH_AT_RISK)
     modest = set(
         ApplicationKey.objects.filter(
@@ -277,11 +316,16 @@ def batches_paced(now: datetime, rates: Mapping[str, float]) -> list[PacedBatch]
     return [
         replace(
             _paced_batch(batch, done[batch.id], rates, now),
-            policy=policies.get(batch.model, usual),
+            policy=_strongest_policy((policies.get(name, usual) for name in batch.lines_by_model), usual),
             may_raise=batch.key not in modest,
         )
         for batch in batches
     ]
+
+
+def _strongest_policy(policies: Iterable[AtRiskPolicy], usual: AtRiskPolicy) -> AtRiskPolicy:
+    """Of a batch with several models: the policy that does most."""
+    return max(policies, key=list(AtRiskPolicy).index, default=usual)
 
 
 def _paced_batch(batch: Batch, done: Tally, rates: Mapping[str, float], now: datetime) -> PacedBatch:
@@ -291,7 +335,7 @@ def _paced_batch(batch: Batch, done: Tally, rates: Mapping[str, float], now: dat
     since = batch.paced_at or began_at
     seconds = (now - since).total_seconds()
     rate = max(0, answered - batch.paced_done) / seconds if seconds > 0 else 0.0
-    of_late = rates.get(f"{batch.region_id} {batch.model}", 0.0)
+    of_late = sum(rates.get(f"{batch.region_id} {name}", 0.0) for name in batch.lines_by_model)
     return PacedBatch(
         id=batch.id,
         began_at=began_at,

@@ -142,7 +142,8 @@ def progress_line(found: Mapping[str, Any]) -> str:
     counts, ours = found["request_counts"], found["switchyard"]
     done = counts["completed"] + counts["failed"]
     if not counts["total"]:
-        return str(found["status"])
+        validated = ours.get("validated_lines")
+        return f"{found['status']}: {validated:,} lines are validated" if validated else str(found["status"])
     percent = 100 * done // counts["total"]
     line = f"{found['status']}: {done:,} of {counts['total']:,} lines ({percent} %), {counts['failed']:,} failed"
     if ours["lines_per_s"]:

@@ -309,7 +309,7 @@ def _key(number: int) -> None:
         tenant=tenant,
         region=Region.objects.earliest("name"),
         endpoint="/v1/chat/completions",
-        model="sim-70b",
+        lines_by_model={"sim-70b": 400},
         input_file_id=f"file-{number:032x}",
         window="24h",
         state="in_progress",

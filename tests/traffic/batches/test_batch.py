@@ -38,6 +38,7 @@ def measured(lines: int, seconds: int) -> None:
     Batch.objects.filter(id=done.id).update(
         state="completed",
         lines=lines,
+        lines_by_model={MODEL: lines},
         completed=lines,
         in_progress_at=ended_at - timedelta(seconds=seconds),
         finalizing_at=ended_at,

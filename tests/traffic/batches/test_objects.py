@@ -28,8 +28,8 @@ from tests.traffic.rows import (
 )
 from traffic.batches.models import Batch
 from traffic.batches.planning.batch import BatchSettings
-from traffic.batches.services.input_and_results import batch_validate
 from traffic.batches.services.ranges import batch_chore_claim
+from traffic.batches.services.validation import batch_validate
 from traffic.tenants.models import GrantUse
 from traffic.tenants.planner import ApplicationRefused
 from traffic.tenants.services import tenant_grant_create, tenant_grant_withdraw
@@ -165,14 +165,14 @@ def test_an_object_that_is_not_there_fails_the_batch_by_name(world: World) -> No
 
 
 def test_a_huge_object_is_not_read(world: World, settings: Any) -> None:
-    settings.FILE_MAX_BYTES = 100
+    settings.BATCH_INPUT_BYTES = 100
     put(world, LINES)
     batch = validated(world, input_uri=IN)
     assert (batch.state, batch.errors[0]["code"]) == ("failed", "file_too_large")
 
 
 def test_an_object_that_changes_while_it_is_read_fails_the_batch(world: World) -> None:
-    put(world, LINES * 20_000)  # longer than the read-ahead
+    put(world, jsonl(*(line(number, "x" * 400_000) for number in range(20))))  # longer than the read-ahead
     world.faults.append(Fault("GetObject", when=When.AFTER, ending=torn_body().ending))
     answered = world.forwarded
 

@@ -35,8 +35,10 @@ def behind(key: str = "") -> Batch:
     """A batch of a thousand lines with no answer in half of its time."""
     serving_fleet()
     batch = begun(jsonl(line(1)), "acme", key=key)
-    Batch.objects.filter(id=batch.id).update(state="in_progress", in_progress_at=NOW, lines=1000, model=MODEL)
-    batch.ranges.create(number=0, start=0, end=1, lines=1000)
+    Batch.objects.filter(id=batch.id).update(
+        state="in_progress", in_progress_at=NOW, lines=1000, lines_by_model={MODEL: 1000}
+    )
+    batch.ranges.create(number=0, model=MODEL, start=0, end=1, lines=1000)
     return batch
 
 
@@ -66,14 +68,14 @@ def test_its_owner_is_notified_once_and_its_class_stays(settings: Any) -> None:
 
 def test_where_it_is_wanted_what_is_left_is_sent_as_near_real_time(settings: Any) -> None:
     batch = behind()
-    before = range_claim(batch_id=batch.id, now=NOW, settings=SOON)
+    before = range_claim(batch_id=batch.id, model=MODEL, now=NOW, settings=SOON)
     assert before is not None
     assert before.serving_class == "batch"
     assert paced(batch) == (1, True, False)
     settings.BATCH_AT_RISK = "near_realtime"
     assert paced(batch, LATE + timedelta(minutes=10)) == (1, True, True)
     assert paced(batch) == (0, True, True)
-    after = range_claim(batch_id=batch.id, now=LATE, settings=SOON)
+    after = range_claim(batch_id=batch.id, model=MODEL, now=LATE, settings=SOON)
     assert after is not None
     assert after.serving_class == "near_realtime"
     assert steps() == [["tell"], ["raise"]]

@@ -15,6 +15,8 @@ from asgiref.sync import sync_to_async
 from django.db import DataError, connections
 from django.utils import timezone
 
+from tests.fleet import rows
+from tests.fleet.rows import NOW
 from tests.fleet.webhooks.receiver import Receiver
 from tests.traffic.rows import (
     ANSWER,
@@ -33,6 +35,7 @@ from traffic.batches.models import Batch, BatchRange
 from traffic.batches.planning.batch import BatchSettings
 from traffic.batches.services.batch import batch_end_early
 from traffic.files.services.store import StoreAway, file_store
+from traffic.routing.services.tables import tables_publish
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio, pytest.mark.slow]
 
@@ -168,8 +171,8 @@ async def test_what_kills_engines_is_not_tried_for_ever(ingress: Receiver) -> No
         (jsonl(line(1), line(2, "\ud800")), [("invalid_json_line", 2)]),
         (jsonl(line(1), line(2), line(1)), [("duplicate_custom_id", 3)]),
         (jsonl(line(1, url="/v1/embeddings")), [("url_mismatch", 1)]),
-        (jsonl(line(1), line(2, body={"model": "other"})), [("model_mismatch", 2)]),
-        (jsonl(line(1, body={"model": "nobodys"})), [("model_not_found", None)]),
+        (jsonl(line(1), line(2, body={"model": "other"})), [("model_not_found", 2)]),
+        (jsonl(line(1, body={"model": "nobodys"})), [("model_not_found", 1)]),
         (jsonl(line(1, body={"model": "sim-70b", "stream": True})), [("invalid_value", 1)]),
     ],
 )
@@ -181,11 +184,59 @@ async def test_a_file_that_is_wrong_fails_with_code_and_line(
     assert ingress.heard == []
 
 
+async def test_lines_of_several_models_are_sent_apart_and_counted_by_model(ingress: Receiver) -> None:
+    def begin() -> str:
+        serving_fleet(ingress.port)
+        row = rows.deployment("night")
+        rows.cell("c2", rows.node("n-b"), deployment=row)
+        tables_publish(now=NOW)
+        lines = [line(number, body={"model": ("sim-70b", "night")[number % 2]}) for number in range(9)]
+        return begun(jsonl(*lines), now=timezone.now()).id
+
+    batch_id = await sync_to_async(begin, thread_sensitive=True)()
+    await worked_until(lambda: not has_open_batches())
+    batch: Batch = await sync_to_async(Batch.objects.get, thread_sensitive=True)(id=batch_id)
+    await sync_to_async(connections.close_all, thread_sensitive=True)()
+    assert (batch.state, batch.completed, batch.model) == ("completed", 9, "")
+    assert batch.lines_by_model == {"sim-70b": 5, "night": 4}
+    asked = Counter(json.loads(body)["model"] for _, _, body in ingress.heard)
+    assert asked == {"sim-70b": 5, "night": 4}
+
+
+async def test_a_long_input_is_split_and_has_one_outcome_per_line(ingress: Receiver) -> None:
+    small = replace(SOON, shard_lines=5, validation_turn_s=0.0)
+    batch = await done(jsonl(*(line(number) for number in range(23))), ingress, settings=small)
+    assert (batch.state, batch.errors) == ("completed", [])
+    assert (batch.lines, batch.completed, batch.validated_lines) == (23, 23, 23)
+    assert Counter(each["custom_id"] for each in results(batch.output_file_id)) == Counter(
+        f"id-{number}" for number in range(23)
+    )
+
+
+async def test_an_id_that_is_in_two_shards_fails_the_batch_with_its_line(ingress: Receiver) -> None:
+    small = replace(SOON, shard_lines=5)
+    content = jsonl(*(line(number) for number in range(12)), line(3), line(99))
+    batch = await done(content, ingress, settings=small)
+    assert (batch.state, [(error["code"], error["line"]) for error in batch.errors]) == (
+        "failed",
+        [("duplicate_custom_id", 13)],
+    )
+    assert (ingress.heard, list(file_store().names("batches"))) == ([], [])
+
+
+async def test_more_errors_than_a_batch_lists_are_in_its_error_file(ingress: Receiver) -> None:
+    small = replace(SOON, shard_lines=5, max_line_errors=3, max_error_lines=7)
+    batch = await done(jsonl(*([b"{"] * 20)), ingress, settings=small)
+    assert (batch.state, [error["line"] for error in batch.errors]) == ("failed", [1, 2, 3])
+    found = [(each["custom_id"], each["error"]["line"]) for each in results(batch.error_file_id)]
+    assert found == [(None, number) for number in range(1, 8)]
+
+
 async def test_a_batch_that_nobody_can_validate_fails_after_a_few_attempts(
     ingress: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading = mock.Mock(side_effect=[StoreAway("away"), DataError("no such number"), OverflowError, RuntimeError])
-    monkeypatch.setattr("traffic.batches.services.input_and_results.file_index", reading)
+    monkeypatch.setattr("traffic.batches.services.validation.shard_index", reading)
     batch = await done(jsonl(line(1)), ingress, settings=replace(SOON, lease_s=0.2))
     assert (batch.state, [error["code"] for error in batch.errors]) == ("failed", ["validation_failed"])
     assert reading.call_count == 4

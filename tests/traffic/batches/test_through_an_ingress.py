@@ -305,10 +305,10 @@ BAD_FILES: dict[str, tuple[bytes, str, int | None]] = {
     "no id": (jsonl({**line(1), "custom_id": None}), "missing_required_parameter", 1),
     "another path": (jsonl(line(1), line(2, url="/v1/embeddings")), "url_mismatch", 2),
     "another method": (jsonl(line(1, method="GET")), "invalid_method", 1),
-    "two models": (jsonl(line(1), line(2, body={"model": "b", "messages": []})), "model_mismatch", 2),
+    "two models": (jsonl(line(1), line(2, body={"model": "b", "messages": []})), "model_not_found", 2),
     "no body": (jsonl(line(1, body=None)), "missing_required_parameter", 1),
     "a stream": (jsonl(line(1, body={"model": MODEL, "messages": [], "stream": True})), "invalid_value", 1),
-    "a model of nobody": (jsonl(line(1, body={"model": "none", "messages": []})), "model_not_found", None),
+    "a model of nobody": (jsonl(line(1, body={"model": "none", "messages": []})), "model_not_found", 1),
     "blank": (b" \n\n", "empty_file", None),
     "too many": (jsonl(*(line(number) for number in range(9))), "too_many_tasks", None),
 }

@@ -54,8 +54,8 @@ def batch(lines: int, hours: float, service_s: float | None = 10.0) -> None:
     state = {"wanted": 2, "rule": "min", "acting": True, "looked_at": NOW}
     ScalingState.objects.update_or_create(place=place, defaults={**state, "load": {"service_s": service_s}})
     Batch.objects.create(
-        region_id=EAST, model="sim-70b", lines=lines, window="24h", input_file_id="file-1", created_at=NOW,
-        state="in_progress", expires_at=NOW + timedelta(hours=hours),
+        region_id=EAST, lines_by_model={"sim-70b": lines}, lines=lines, window="24h", input_file_id="file-1",
+        created_at=NOW, state="in_progress", expires_at=NOW + timedelta(hours=hours),
     )  # fmt: skip
 
 
@@ -218,6 +218,6 @@ def test_batches_count_on_what_the_plan_leaves_them(day: DayPlanner, ranged: Dep
     )
     assert budgets.rate(EAST, "another", until) is None
     assert batch_budgets(NOW + timedelta(hours=1)).rate(EAST, "sim-70b", until) is None, "too old"
-    BatchRange.objects.create(batch=Batch.objects.get(), number=0, start=0, end=1, lines=10)
-    ((job, _, _),) = batch_jobs(NOW, {f"{EAST} sim-70b": 99.0})
+    BatchRange.objects.create(batch=Batch.objects.get(), model="sim-70b", number=0, start=0, end=1, lines=10)
+    (job,) = batch_jobs(NOW, {f"{EAST} sim-70b": 99.0})
     assert job.rate == pytest.approx(free / 10.0, rel=0.2), "not its present rate"

@@ -16,7 +16,7 @@ from tests.fleet import rows
 from tests.traffic.capacity.test_autoscaling import Scaled
 from tests.traffic.steered import EAST, WEST
 from traffic.async_requests.models import AsyncRequest
-from traffic.batches.models import Batch
+from traffic.batches.models import Batch, BatchRange
 from traffic.batches.planning.batch import BatchState
 from traffic.capacity.services import autoscaling_run
 from traffic.region_shares.services.overrides import traffic_policy_change
@@ -77,13 +77,14 @@ def test_residency_leaves_it_to_nobody() -> None:
 def test_a_batch_starts_one_and_keeps_it() -> None:
     fleet = Emptied()
     batch = Batch.objects.create(
-        region_id=EAST, endpoint="/v1/completions", model="sim-70b", input_file_id="file-1", window="24h", lines=50,
+        region_id=EAST, endpoint="/v1/completions", lines_by_model={"sim-70b": 50}, input_file_id="file-1",
+        window="24h", lines=50,
         state=BatchState.IN_PROGRESS.value, created_at=fleet.now, in_progress_at=fleet.now,
         expires_at=fleet.now + timedelta(hours=24),
     )  # fmt: skip
     assert fleet.look() == (1, "backlog")
     assert "(50 requests)" in fleet.state().reason
-    Batch.objects.filter(pk=batch.pk).update(completed=50)
+    BatchRange.objects.create(batch=batch, number=0, model="sim-70b", start=0, end=1, lines=50, completed=50)
     assert fleet.look() == (1, "idle")
 
 

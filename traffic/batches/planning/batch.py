@@ -82,8 +82,15 @@ STAMPS: dict[BatchState, str] = {
 class BatchSettings:
     """Limits of batches. Seconds unless the name says otherwise."""
 
-    max_lines: int = 50_000
-    """OpenAI's limit; `SWITCHYARD_BATCH_LINES`."""
+    max_lines: int = 10_000_000
+    """`SWITCHYARD_BATCH_LINES`. Also limits the embedding inputs of all lines together."""
+    max_models: int = 100
+    """Of a batch. Each has its own window of lines in flight."""
+    shard_lines: int = 50_000
+    shard_bytes: int = 64 * 1024 * 1024
+    """Size of a shard, which is validated in memory as a whole."""
+    validation_turn_s: float = 5.0
+    """After this time another batch may be validated between two shards."""
     max_line_bytes: int = 1024 * 1024
     """Same limit as near-real-time requests."""
     max_answer_bytes: int = 4 * 1024 * 1024
@@ -111,7 +118,9 @@ class BatchSettings:
     max_validations: int = 3
     """Failed attempts to validate a batch. Attempts while the store or database is unavailable do not count."""
     max_line_errors: int = 100
-    """Line errors listed for a rejected file."""
+    """Errors of a rejected input that the batch lists."""
+    max_error_lines: int = 10_000
+    """Errors in its error file; validation stops there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,14 +317,22 @@ RESERVE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class BatchJob:
-    """An open batch with `remaining` lines; `rate` is lines per second of its model, 0 if unknown."""
+    """Lines of one model of an open batch; `remaining` have no outcome. `rate` is lines per second of the model in the
+    region, 0 if unknown."""
 
     id: str
     tenant: str
+    region: str
+    model: str
     remaining: int
     expires_at: datetime
     priority: int = USUAL_PRIORITY
     rate: float = 0.0
+
+    @property
+    def target(self) -> str:
+        """The model and region that may be overloaded."""
+        return f"{self.region} {self.model}"
 
     def slack_s(self, now: datetime) -> float:
         work_s = self.remaining / self.rate if self.rate > 0 else 0.0
@@ -328,14 +345,14 @@ class BatchJob:
         return slack_s * factor if slack_s >= 0 else slack_s / factor
 
 
-def plan_order(jobs: Iterable[BatchJob], now: datetime) -> tuple[str, ...]:
-    """Returns IDs in the order of service: the most urgent batch of each tenant, then the second of each."""
+def plan_order(jobs: Iterable[BatchJob], now: datetime) -> tuple[BatchJob, ...]:
+    """Returns jobs in the order of service: the most urgent of each tenant, then the second of each."""
     turns: dict[str, int] = {}
     ranked = []
-    for job in sorted(jobs, key=lambda job: (job.urgency(now), job.id)):
+    for job in sorted(jobs, key=lambda job: (job.urgency(now), job.id, job.model)):
         turn = turns[job.tenant] = turns.get(job.tenant, -1) + 1
-        ranked.append((turn, job.urgency(now), job.id))
-    return tuple(id for _, _, id in sorted(ranked))
+        ranked.append((turn, job.urgency(now), job.id, job.model, job))
+    return tuple(job for *_, job in sorted(ranked, key=lambda each: each[:4]))
 
 
 def feasible_s(lines: int, ahead: int, rate: float) -> float | None:

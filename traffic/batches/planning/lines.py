@@ -1,6 +1,5 @@
-"""Validates the lines of a batch's input, orders them for sending, builds the request of each, turns answers into
-output or error lines, and encodes the journals of ranges. Pure: the caller reads the file line by line, and memory
-grows by a few bytes per line.
+"""Validates a line of a batch's input, builds its request, turns answers into output or error lines, and encodes the
+journals of ranges. Pure.
 
 A journal line is `crc position kind input cached output reasoning JSON`: the position in the range, `o` or `e` for
 output or error, and tokens. Reading stops at a truncated or damaged line."""
@@ -8,7 +7,6 @@ output or error, and tokens. Reading stops at a truncated or damaged line."""
 import hashlib
 import json
 import zlib
-from array import array
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,11 +14,9 @@ from typing import Any
 from engine_agent.protocol.api_surface import ErrorForm, error_object
 from kernel.decoding import decode_json
 from traffic.async_requests.planner import AttemptResponse, is_complete_answer
-from traffic.batches.planning.batch import BatchSettings, LineError, Tally
+from traffic.batches.planning.batch import Tally
 
 MAX_CUSTOM_ID = 512
-MAX_INPUTS = 50_000
-"""OpenAI's limit: embedding inputs of all lines together."""
 PREFIX_LETTERS = (64, 256, 1024, 4096)
 """Prompt lengths at which prefixes are compared: the levels of a trie. 256 letters are about 64 tokens, four blocks of
 an engine's cache."""
@@ -128,104 +124,6 @@ def _texts_in(value: object, depth: int) -> Iterator[str]:
         for name in ("role", "type", "content", "text"):
             if name in value:
                 yield from _texts_in(value[name], depth + 1)
-
-
-class LineIndex:
-    """Index of an input file: positions and trie paths of its lines, and duplicate `custom_id`s. `salt` makes the
-    64-bit digests of IDs unforgeable; an accidental collision occurs once in 40 million files of a million lines."""
-
-    def __init__(self, *, endpoint: str, salt: bytes, settings: BatchSettings) -> None:
-        self._endpoint, self._salt, self._settings = endpoint, salt, settings
-        self._ids: set[int] = set()
-        self._starts, self._lengths, self._outputs = array("Q"), array("L"), array("L")
-        self._paths = bytearray()
-        self._input_count = 0
-        self.model = ""
-        self.errors: list[LineError] = []
-        self.errors_in_all = 0
-        self._number = 0
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def add(self, text: bytes, start: int) -> None:
-        """Adds the next line, which starts at this byte of the file. Empty lines are skipped."""
-        self._number += 1
-        if not text.strip():
-            return
-        if len(self) >= self._settings.max_lines:
-            if len(self) == self._settings.max_lines:
-                most = self._settings.max_lines
-                self._add_error(LineError("too_many_tasks", f"A batch may have at most {most} lines."))
-            self._starts.append(start)  # exactly once past the limit, so the error is reported once
-            return
-        try:
-            line = self._checked_line(text)
-        except BadLine as bad:
-            self._add_error(LineError(bad.code, str(bad), self._number, bad.param))
-            return
-        except (ValueError, TypeError, ArithmeticError, LookupError, RecursionError) as error:
-            # An unforeseen kind of line must not keep its batch open, so any error rejects it.
-            self._add_error(LineError("invalid_value", f"This line cannot be read: {error}"[:300], self._number))
-            return
-        self._starts.append(start)
-        self._lengths.append(len(text))
-        self._outputs.append(line.output)
-        self._paths += prefix_path(line.body)
-
-    def finish(self) -> None:
-        if not self._starts and not self.errors:
-            self._add_error(LineError("empty_file", "The input file has no lines."))
-        if self._input_count > MAX_INPUTS and self._endpoint == "/v1/embeddings":
-            self._add_error(
-                LineError("too_many_tasks", f"A batch for embeddings may have at most {MAX_INPUTS} inputs.")
-            )
-        self._ids = set()
-
-    def order(self) -> list[int]:
-        """Returns the lines in sending order: lines with a common prefix in sequence, depth first, so that an engine
-        computes it once. Prefixes with the longest outputs come first, because the last lines determine the end."""
-        longest: dict[bytes, int] = {}
-        for place, output in enumerate(self._outputs):
-            first = self._trie_path(place)[:DIGEST_BYTES]
-            longest[first] = max(longest.get(first, 0), output)
-
-        def rank(place: int) -> bytes:  # one object per line instead of three for a tuple
-            path = self._trie_path(place)
-            return (MAX_OUTPUT - longest[path[:DIGEST_BYTES]]).to_bytes(4) + path
-
-        return sorted(range(len(self._outputs)), key=rank)
-
-    def _trie_path(self, place: int) -> bytes:
-        return bytes(self._paths[place * PATH_BYTES : (place + 1) * PATH_BYTES])
-
-    def place(self, line: int) -> tuple[int, int]:
-        """Returns first byte and length of a line in the file."""
-        return self._starts[line], self._lengths[line]
-
-    def _checked_line(self, text: bytes) -> BatchLine:
-        if len(text) > self._settings.max_line_bytes:
-            raise BadLine("invalid_json_line", f"A line may have at most {self._settings.max_line_bytes} bytes.")
-        line = line_of(text, self._endpoint)
-        digest = hashlib.blake2b(line.custom_id.encode("utf-8", "surrogatepass"), digest_size=8, key=self._salt)
-        number = int.from_bytes(digest.digest())
-        if number in self._ids:
-            message = f"The custom_id {line.custom_id[:80]!r} occurs twice; each line needs its own."
-            raise BadLine("duplicate_custom_id", message, "custom_id")
-        self._ids.add(number)
-        self.model = self.model or line.model
-        if line.model != self.model:
-            message = (
-                f"`body.model` is {line.model[:80]!r}, in an earlier line {self.model[:80]!r}; a batch has one model."
-            )
-            raise BadLine("model_mismatch", message, "body.model")
-        self._input_count += line.texts
-        return line
-
-    def _add_error(self, error: LineError) -> None:
-        self.errors_in_all += 1
-        if len(self.errors) < self._settings.max_line_errors:
-            self.errors.append(error)
 
 
 def sent_body(text: bytes) -> tuple[str, bytes]:

@@ -1,8 +1,9 @@
 """Creates, downloads and cancels batches of tenants for operators. Each records an event with the operator and the
 tenant, in the transaction of the change."""
 
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import BinaryIO
 
@@ -16,7 +17,7 @@ from traffic.batches.models import Batch, StoredFile
 from traffic.batches.planning.batch import USUAL_WINDOW, LineError, parse_new_batch
 from traffic.batches.selectors import batch_files
 from traffic.batches.services.batch import batch_create, batch_end_early, batch_settings
-from traffic.batches.services.input_and_results import file_index
+from traffic.batches.services.validation import refused_models, shard_index
 from traffic.files.planner import FilePurpose, checked_name, expiry_of
 from traffic.files.services.files import Upload, file_settings
 from traffic.files.services.store import StoreAway, pieces
@@ -51,10 +52,15 @@ def batch_create_for_operator(*, upload: BatchUpload, actor: str, now: datetime)
         extension |= {"priority": upload.priority}  # type: ignore[dict-item]
     payload = {"endpoint": upload.endpoint, "completion_window": USUAL_WINDOW, "switchyard": extension}
     parse_new_batch({**payload, "input_file_id": f"file-{'0' * 32}"})  # the rest is checked before the file is read
-    index = file_index(upload.file, upload.endpoint, settings)
+    whole = replace(settings, shard_lines=settings.max_lines)
+    index = shard_index(upload.file, upload.endpoint, whole, salt=secrets.token_bytes(16))
+    if not len(index) and not index.errors:
+        raise InvalidInput(field="file", rule="valid", message="the file has no lines")
     if index.errors:
         raise InvalidInput(field="file", rule="valid", message=_errors_text(index.errors, index.errors_in_all))
-    region = serving_region_check(application, "", index.model)
+    region = serving_region_check(application, "", next(iter(index.models)))
+    if refused := refused_models(application, region, index.first_lines):
+        raise InvalidInput(field="file", rule="valid", message=_errors_text(refused, len(refused)))
     try:
         with transaction.atomic():
             stored = _store(upload.file, filename, application, now)

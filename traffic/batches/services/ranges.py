@@ -43,19 +43,24 @@ class LeasedRange:
 
 
 def batch_chore_claim(*, now: datetime, settings: BatchSettings) -> Batch | None:
-    """Leases the batch that has waited longest to be validated or finalized, or returns None. A batch is finalized only
-    when no range is leased; cancelled senders release theirs within a lease."""
+    """Leases the batch whose last turn is longest ago to be validated or finalized, or returns None. A batch is
+    finalized only when no range is leased; cancelled senders release theirs within a lease."""
     sending = BatchRange.objects.filter(batch=OuterRef("pk"), leased_until__gt=now)
     free = Q(leased_until=None) | Q(leased_until__lte=now)
     merging = Q(state__in=[state.value for state in MERGING]) & ~Exists(sending)
     due = Batch.objects.filter(free, merging | Q(state=BatchState.VALIDATING.value))
     with transaction.atomic():
-        batch = due.select_for_update(skip_locked=True, of=("self",)).order_by("created_at").first()
+        batch = (
+            due.select_for_update(skip_locked=True, of=("self",))
+            .order_by(F("turn_at").asc(nulls_first=True), "created_at")
+            .first()
+        )
         if batch is not None:
             batch.fence += 1
+            batch.turn_at = now
             batch.leased_until = now + timedelta(seconds=settings.lease_s)
             batch.validations += batch.state == BatchState.VALIDATING.value
-            batch.save(update_fields=["fence", "leased_until", "validations"])
+            batch.save(update_fields=["fence", "turn_at", "leased_until", "validations"])
     return batch
 
 
@@ -77,9 +82,12 @@ def batch_chore_release(*, batch: Batch) -> bool:
     return Batch.objects.filter(id=batch.id, fence=batch.fence).update(leased_until=None) > 0
 
 
-def range_claim(*, batch_id: str, now: datetime, settings: BatchSettings) -> LeasedRange | None:
+def range_claim(*, batch_id: str, model: str, now: datetime, settings: BatchSettings) -> LeasedRange | None:
+    """Leases the next lines of a model of a batch, or returns None."""
     free = Q(leased_until=None) | Q(leased_until__lte=now)
-    rows = BatchRange.objects.filter(free, batch=batch_id, batch__state=BatchState.IN_PROGRESS.value, done=False)
+    rows = BatchRange.objects.filter(
+        free, batch=batch_id, model=model, batch__state=BatchState.IN_PROGRESS.value, done=False
+    )
     with transaction.atomic():
         locked = rows.select_for_update(skip_locked=True, of=("self",)).select_related("batch")
         part = locked.order_by("number").first()
@@ -94,10 +102,10 @@ def range_claim(*, batch_id: str, now: datetime, settings: BatchSettings) -> Lea
         batch=batch.id,
         tenant=batch.tenant,
         key=batch.key,
-        work=work_name(batch.id, batch.work_fence),
+        work=work_name(batch.id, part.work),
         region=batch.region_id,
         endpoint=batch.endpoint,
-        model=batch.model,
+        model=part.model,
         serving_class=served_as(batch).value,
         number=part.number,
         fence=part.fence,
@@ -136,9 +144,17 @@ def range_release(*, leased: LeasedRange, counts: tuple[int, int] | None) -> boo
     return ours.update(leased_until=None, **known) > 0
 
 
-def work_name(batch_id: str, fence: int) -> str:
-    """Each validation writes its own work file; the batch names the current one."""
-    return f"{BATCHES}/{batch_id}/work-{fence:04d}"
+def work_of(shard: int, fence: int) -> str:
+    """Returns the part of a work file's name that a range states: each lease writes its own files."""
+    return f"{shard:05d}-{fence:04d}"
+
+
+def work_name(batch_id: str, work: str) -> str:
+    return f"{BATCHES}/{batch_id}/work-{work}"
+
+
+def ids_name(batch_id: str, work: str) -> str:
+    return f"{BATCHES}/{batch_id}/ids-{work}"
 
 
 def journal_name(batch_id: str, number: int, fence: int) -> str:

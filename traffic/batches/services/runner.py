@@ -32,7 +32,7 @@ from traffic.batches.services.batch import (
     batches_pace,
     batches_sample,
 )
-from traffic.batches.services.input_and_results import batch_finish, batch_validate, request_id
+from traffic.batches.services.finalizing import batch_finish, request_id
 from traffic.batches.services.ranges import (
     LeasedRange,
     batch_chore_claim,
@@ -46,6 +46,7 @@ from traffic.batches.services.ranges import (
     range_release,
     ranges_renew,
 )
+from traffic.batches.services.validation import batch_validate
 from traffic.files.services.store import FileStore, NoSuchFile, StoreAway, file_store
 from traffic.routing.planning.tables import IngressAddress
 from traffic.routing.services.ingress_client import AcceptedRequest, accepted_request_send
@@ -181,17 +182,14 @@ class BatchSender(LeaseLoop[LeasedRange]):
         batch_fail_lost(batch=Batch.objects.get(id=batch_id), now=self._now())
 
     def _claim_ranges(self, now: datetime, held: Counter[str], free: int) -> list[LeasedRange]:
-        found = batch_jobs(now, self._answer_rates())
-        targets = {job.id: f"{region} {model}" for job, region, model in found}
         claimed: list[LeasedRange] = []
-        for batch_id in plan_order((job for job, _, _ in found), now):
-            target = targets[batch_id]
-            if held[target] >= AHEAD or len(claimed) >= free:
+        for job in plan_order(batch_jobs(now, self._answer_rates()), now):
+            if held[job.target] >= AHEAD or len(claimed) >= free:
                 continue
-            claim = range_claim(batch_id=batch_id, now=now, settings=self._settings)
+            claim = range_claim(batch_id=job.id, model=job.model, now=now, settings=self._settings)
             if claim is not None:
                 claimed.append(claim)
-                held[target] += 1
+                held[job.target] += 1
         return claimed
 
     def _note_progress(self, now: datetime) -> None:

@@ -32,7 +32,7 @@ from fleet.deployments.selectors import concurrency_on
 from fleet.placement.planning.instance_types import TypeChoice, cheapest_first
 from traffic.batches.models import Batch
 from traffic.batches.planning.batch import BatchState
-from traffic.batches.selectors import tallies
+from traffic.batches.selectors import open_work
 from traffic.demand.planner import BATCH_CLASS, LEAST_LEFT_S, QueuedWork, requests_at_once, work_until
 from traffic.demand.selectors import batch_work_shares, expected_loads
 from traffic.region_shares.models import TrafficMatrix, TrafficWindow
@@ -116,17 +116,9 @@ def _async_work(now: datetime) -> Iterable[tuple[str, str, QueuedWork]]:
 
 def _batch_work(now: datetime) -> Iterable[tuple[str, str, QueuedWork]]:
     batches = list(Batch.objects.filter(state=BatchState.IN_PROGRESS.value, expires_at__gt=now).order_by())
-    done = tallies(batches) if batches else {}
     return [
-        (
-            batch.region_id,
-            batch.model,
-            work_until(
-                max(0, batch.lines - done[batch.id].completed - done[batch.id].failed),
-                (batch.expires_at - now).total_seconds(),
-            ),
-        )
-        for batch in batches
+        (each.batch.region_id, each.model, work_until(each.remaining, (each.batch.expires_at - now).total_seconds()))
+        for each in (open_work(batches) if batches else ())
     ]
 
 

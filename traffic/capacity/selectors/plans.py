@@ -46,7 +46,7 @@ from models_registry.versions.planning.engine_arguments import nodes_per_cell
 from models_registry.versions.planning.roles import role_spec
 from models_registry.versions.planning.spec import InvalidVersion, VersionSpec
 from traffic.batches.models import OPEN_STATES, Batch
-from traffic.batches.selectors import line_times, served_names, tallies
+from traffic.batches.selectors import line_times, open_work, served_names
 from traffic.demand.models import DemandForecast
 from traffic.demand.planner import Place
 from traffic.demand.selectors import FORECAST_FRESH_FOR, FRESH_FOR, expected_loads
@@ -346,10 +346,10 @@ def _batch_work(deployments: Iterable[Deployment], now: datetime) -> dict[Deploy
     if not batches:
         return {}
     served, line_s = served_names(deployments), line_times(one.name for one in deployments)
-    done, found = tallies(batches), defaultdict(list)
-    for batch in batches:
-        place = (served.get(batch.model, ""), batch.region_id)
-        left = batch.lines - done[batch.id].completed - done[batch.id].failed
+    found = defaultdict(list)
+    for each in open_work(batches):
+        batch, left = each.batch, each.remaining
+        place = (served.get(each.model, ""), batch.region_id)
         if place in line_s and left > 0:
             within_s, is_late = (batch.expires_at - now).total_seconds(), batch.cells_asked_at is not None
             work = BatchWork(left * line_s[place], within_s, is_late)

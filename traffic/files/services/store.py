@@ -9,7 +9,6 @@ import hashlib
 import io
 import os
 import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import islice
@@ -65,12 +64,11 @@ class FolderStore:
         with file, _as_away():
             yield from file
 
-    def open(self, name: str) -> BinaryIO:
+    def open(self, name: str, start: int = 0) -> BinaryIO:
         with _as_away():
-            return self._file_path(name).open("rb")
-
-    def local(self, name: str) -> BinaryIO:
-        return self.open(name)
+            file = self._file_path(name).open("rb")
+            file.seek(start)
+            return file
 
     def read(self, name: str, start: int, end: int) -> bytes:
         with self.open(name) as file, _as_away():
@@ -207,12 +205,8 @@ class BucketStore:
             with self._open_object(part) as file, as_away():
                 yield from file
 
-    def open(self, name: str) -> BinaryIO:
-        return self._open_object(self._object_key(name))
-
-    def local(self, name: str) -> BinaryIO:
-        with self.open(name) as file:
-            return spooled(file)
+    def open(self, name: str, start: int = 0) -> BinaryIO:
+        return self._open_object(self._object_key(name), start)
 
     def read(self, name: str, start: int, end: int) -> bytes:
         with as_away(), self._object_reader(self._object_key(name), start=start, end=end) as reader:
@@ -263,9 +257,9 @@ class BucketStore:
     def _object_key(self, name: str) -> str:
         return f"{self._place.key}/{name}" if self._place.key else name
 
-    def _open_object(self, key: str) -> BinaryIO:
+    def _open_object(self, key: str, start: int = 0) -> BinaryIO:
         with as_away():
-            return cast("BinaryIO", _Away(self._object_reader(key), READ_BYTES))
+            return cast("BinaryIO", _Away(self._object_reader(key, start=start), READ_BYTES))
 
     def _object_reader(self, key: str, *, start: int = 0, end: int | None = None) -> ObjectReader:
         try:
@@ -346,22 +340,6 @@ class _Away(io.BufferedReader):
     def __next__(self) -> bytes:
         with as_away():
             return super().__next__()
-
-
-def spooled(file: BinaryIO) -> BinaryIO:
-    """Copies to an anonymous file on local disk, which disappears with the process."""
-    copy = tempfile.TemporaryFile()  # noqa: SIM115 - the caller closes it
-    try:
-        for piece in pieces(file):
-            copy.write(piece)
-        copy.seek(0)
-    except OSError as error:
-        copy.close()
-        raise StoreAway(f"this host has no disk space for a copy: {error.strerror or error}") from error
-    except BaseException:
-        copy.close()
-        raise
-    return cast("BinaryIO", copy)
 
 
 @contextmanager

@@ -59,11 +59,8 @@ class FileStore(Protocol):
     def journal(self, name: str) -> Iterator[bytes]:
         """Yields the lines of a journal; none if it is empty."""
 
-    def open(self, name: str) -> BinaryIO:
-        """Opens a file for sequential reading. Raises NoSuchFile if it does not exist."""
-
-    def local(self, name: str) -> BinaryIO:
-        """Opens a file for random access. Raises NoSuchFile if it does not exist."""
+    def open(self, name: str, start: int = 0) -> BinaryIO:
+        """Opens a file for sequential reading from a byte before its end. Raises NoSuchFile if it does not exist."""
 
     def read(self, name: str, start: int, end: int) -> bytes:
         """Reads bytes from `start` up to `end`. Raises NoSuchFile if it does not exist."""

@@ -1,5 +1,6 @@
 """States of a batch, its order among others, and estimates of its time."""
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -101,6 +102,8 @@ JOBS = st.lists(
         BatchJob,
         id=st.uuids().map(str),
         tenant=st.sampled_from(["a", "b", "c"]),
+        region=st.just("east"),
+        model=st.just("m"),
         remaining=st.integers(1, 10**6),
         expires_at=st.integers(1, 10**6).map(lambda seconds: NOW + timedelta(seconds=seconds)),
         priority=st.integers(0, 9),
@@ -114,27 +117,31 @@ JOBS = st.lists(
 def job(
     name: str, hours: float, remaining: int = 100, tenant: str = "a", priority: int = 5, rate: float = 1.0
 ) -> BatchJob:
-    return BatchJob(name, tenant, remaining, NOW + timedelta(hours=hours), priority, 1.0)
+    return BatchJob(name, tenant, "east", "m", remaining, NOW + timedelta(hours=hours), priority, 1.0)
+
+
+def order_of(jobs: Iterable[BatchJob]) -> tuple[str, ...]:
+    return tuple(each.id for each in plan_order(jobs, NOW))
 
 
 def test_the_least_slack_goes_first_not_the_first_deadline() -> None:
-    assert plan_order([job("soon", 2), job("large", 3, remaining=10_000)], NOW) == ("large", "soon")
+    assert order_of([job("soon", 2), job("large", 3, remaining=10_000)]) == ("large", "soon")
 
 
 def test_priority_moves_what_has_time() -> None:
-    assert plan_order([job("usual", 10), job("urgent", 12, priority=9)], NOW) == ("urgent", "usual")
+    assert order_of([job("usual", 10), job("urgent", 12, priority=9)]) == ("urgent", "usual")
 
 
 def test_tenants_take_turns_whatever_one_of_them_hands_in() -> None:
     many = [job(f"a{number}", 1 + number) for number in range(5)]
-    assert plan_order([*many, job("b", 20, tenant="b")], NOW)[:2] == ("a0", "b")
+    assert order_of([*many, job("b", 20, tenant="b")])[:2] == ("a0", "b")
 
 
 @given(JOBS)
 def test_every_batch_has_its_turn_and_no_order_of_rows_matters(jobs: list[BatchJob]) -> None:
-    order = plan_order(jobs, NOW)
+    order = order_of(jobs)
     assert sorted(order) == sorted(job.id for job in jobs)
-    assert plan_order(reversed(jobs), NOW) == order
+    assert order_of(reversed(jobs)) == order
     tenants = {job.tenant for job in jobs}
     first = [next(job.tenant for job in jobs if job.id == id) for id in order[: len(tenants)]]
     assert sorted(first) == sorted(tenants)
@@ -146,13 +153,15 @@ def test_more_urgent_in_any_way_is_never_later(jobs: list[BatchJob], data: st.Da
     sooner = BatchJob(
         chosen.id,
         chosen.tenant,
+        chosen.region,
+        chosen.model,
         chosen.remaining + data.draw(st.integers(0, 1000)),
         chosen.expires_at - timedelta(seconds=data.draw(st.integers(0, 1000))),
         min(9, chosen.priority + data.draw(st.integers(0, 3))),
         chosen.rate,
     )
     changed = [sooner if job is chosen else job for job in jobs]
-    assert plan_order(changed, NOW).index(chosen.id) <= plan_order(jobs, NOW).index(chosen.id)
+    assert order_of(changed).index(chosen.id) <= order_of(jobs).index(chosen.id)
 
 
 @given(st.integers(1, 10**6), st.integers(0, 10**6), st.floats(0.01, 1000))

@@ -2,7 +2,6 @@
 
 import io
 import json
-from itertools import groupby
 from typing import Any
 
 import pytest
@@ -10,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from traffic.async_requests.planner import AttemptResponse
-from traffic.batches.planning.batch import BatchSettings, Tally
+from traffic.batches.planning.batch import Tally
 from traffic.batches.planning.lines import (
     BadLine,
-    LineIndex,
     Outcome,
     error_key,
     journal_line,
@@ -24,7 +22,6 @@ from traffic.batches.planning.lines import (
     sent_body,
     unsent_outcome,
 )
-from traffic.batches.services.input_and_results import bounded_lines
 
 CHAT = "/v1/chat/completions"
 
@@ -37,16 +34,6 @@ def line(custom_id: str = "a", prompt: str = "why?", **body: Any) -> dict[str, A
         "url": CHAT,
         "body": whole,
     }
-
-
-def indexed(*texts: bytes, endpoint: str = CHAT, **bounds: int) -> LineIndex:
-    index = LineIndex(endpoint=endpoint, salt=b"salt", settings=BatchSettings(**bounds))
-    start = 0
-    for text in texts:
-        index.add(text, start)
-        start += len(text) + 1
-    index.finish()
-    return index
 
 
 def encoded(*lines: dict[str, Any]) -> list[bytes]:
@@ -83,47 +70,6 @@ def test_what_is_no_line_of_json_is_said_so(text: bytes) -> None:
     assert caught.value.code == "invalid_json_line"
 
 
-def test_errors_have_the_line_of_the_file_and_empty_lines_count() -> None:
-    index = indexed(*encoded(line("a")), b"", *encoded(line("a"), line("b", model="n")), b"{")
-    found = [(error.code, error.line) for error in index.errors]
-    assert found == [("duplicate_custom_id", 3), ("model_mismatch", 4), ("invalid_json_line", 5)]
-
-
-def test_too_many_lines_are_said_once_and_few_errors_are_listed() -> None:
-    over = indexed(*encoded(*(line(str(number)) for number in range(9))), max_lines=4)
-    assert [(error.code, error.line) for error in over.errors] == [("too_many_tasks", None)]
-    bad = indexed(*([b"{"] * 9), max_line_errors=2)
-    assert (len(bad.errors), bad.errors_in_all) == (2, 9)
-
-
-def test_inputs_of_embeddings_count_together() -> None:
-    body = {"model": "m", "input": ["x"] * 30_000}
-    texts = encoded(*({"custom_id": name, "method": "POST", "url": "/v1/embeddings", "body": body} for name in "ab"))
-    assert [error.code for error in indexed(*texts, endpoint="/v1/embeddings").errors] == ["too_many_tasks"]
-
-
-@given(st.lists(st.tuples(st.sampled_from(["p", "q", "r"]), st.integers(0, 5), st.integers(0, 3)), max_size=40))
-def test_every_line_is_sent_and_those_that_share_a_beginning_together(shape: list[tuple[str, int, int]]) -> None:
-    lines = [
-        line(str(number), first * 300 + second * 1000 * "s", max_tokens=tokens)
-        for number, (first, second, tokens) in enumerate(shape)
-    ]
-    index = indexed(*encoded(*lines))
-    if not lines:
-        return
-    order = index.order()
-    assert sorted(order) == list(range(len(lines)))
-    for letters in (256, 1024):
-        beginnings = [lines[place]["body"]["messages"][0]["content"][: letters - 10] for place in order]
-        runs = [beginning for beginning, _ in groupby(beginnings)]
-        assert len(runs) == len(set(runs)), "lines with a common prefix are adjacent"
-
-
-def test_beginnings_with_long_outputs_go_first() -> None:
-    texts = encoded(line("a", "x" * 300, max_tokens=1), line("b", "y" * 300, max_tokens=900), line("c", "y" * 300))
-    assert indexed(*texts).order()[:2] == [1, 2]
-
-
 @given(st.text(max_size=50), st.text(min_size=1, max_size=50))
 def test_the_path_parts_where_the_prompts_do(tail: str, other: str) -> None:
     same = "z" * 300
@@ -141,17 +87,6 @@ def test_the_path_parts_where_the_prompts_do(tail: str, other: str) -> None:
 )
 def test_any_prompt_has_a_path(prompt: Any) -> None:  # fmt: skip
     assert len(prefix_path({"messages": prompt})) == 16
-
-
-@given(st.lists(st.binary(max_size=30).map(lambda text: text.replace(b"\n", b"")), max_size=12), st.integers(1, 20))
-def test_lines_are_read_in_bounds_wherever_they_end(lines: list[bytes], most: int) -> None:
-    content = b"\n".join(lines)
-    found = list(bounded_lines(io.BytesIO(content), most))
-    for start, text in found:
-        whole = content[start:].split(b"\n", 1)[0]
-        assert text == whole.rstrip(b"\r") or (len(text) > most and whole.startswith(text[:most]))
-        assert start == 0 or content[start - 1 : start] == b"\n"
-    assert len(found) == len(io.BytesIO(content).readlines())
 
 
 def test_what_is_sent_has_its_model_first() -> None:
