@@ -1,17 +1,20 @@
-"""Builds charts: a Plotly figure and the same numbers as a table, from one set of series. Colours are names of CSS
-tokens, which the browser (static/dashboard/charts.js) resolves for the current theme. Pure: callers load the numbers.
+"""Builds charts: a Plotly figure, from which the browser also makes a table of the same numbers. Colours are names of
+CSS tokens, which the browser (static/dashboard/charts.js) resolves for the current theme. Pure: callers load the
+numbers.
 
 Figures are `plotly` graph objects without validation, which would refuse the tokens and take ten times as long; tests
 validate them (docs/design/operators.md, charts)."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
 from html import escape
 from typing import Any
+
+import msgspec
 
 from kernel.tones import Tone
 
@@ -123,13 +126,6 @@ class Chart:
         values = [value for series in self.series for value in series.values if value is not None]
         return self.threshold is not None and self.threshold <= NEAR * max(values, default=0.0)
 
-    def rows(self) -> Iterator[tuple[datetime, tuple[float | None, ...]]]:
-        """The same numbers, newest first, without steps that have no value."""
-        columns = list(zip(*(series.values for series in self.series), strict=True))
-        for number, values in reversed(list(enumerate(columns))):
-            if any(value is not None for value in values):
-                yield self._at(number), values
-
     def _is_wide(self, band: Band, end: datetime) -> bool:
         """Whether its label fits without overlapping others."""
         return (band.end or end) - max(band.start, self.start) >= LABELLED_SHARE * (end - self.start)
@@ -173,7 +169,7 @@ class Chart:
 def figure_json(traces: Iterable[Mapping[str, Any]], layout: Mapping[str, Any]) -> str:
     """A Plotly figure of scatter traces as JSON."""
     data = [_drawn("Scatter", trace) for trace in traces]
-    return json.dumps({"data": data, "layout": _drawn("Layout", layout)}, separators=(",", ":"))
+    return msgspec.json.encode({"data": data, "layout": _drawn("Layout", layout)}).decode()
 
 
 VALUES = frozenset({"x", "y", "x0", "dx", "text", "customdata", "xaxis", "shapes", "annotations"})

@@ -7,18 +7,18 @@ from decimal import ROUND_DOWN, ROUND_UP, Decimal
 from functools import cache, lru_cache
 from math import ceil
 from typing import Any
+from urllib.parse import urlencode
 
 from django import template
 from django.http import QueryDict
 from django.urls import reverse
-from django.utils.html import format_html
+from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 
-from controlplane.dashboard.charts import Chart
 from kernel import ages
 from kernel.access import Access, Role
 from kernel.tones import Tone
-from traffic.region_shares.pages.data import MatrixField
+from traffic.region_shares.pages.data import MatrixTable, OriginRow
 
 register = template.Library()
 
@@ -123,24 +123,6 @@ def clock_text(when: datetime, now: datetime) -> str:
     return f"{when:%m-%d %H:%M}" if when.year == now.year else f"{when:%Y-%m-%d %H:%M}"
 
 
-@register.simple_tag
-def chart_rows(chart: Chart) -> SafeString:
-    """The rows of a chart's table. Times and numbers need no escaping, and a chart has hundreds of rows."""
-    form = f"{{:,.{chart.decimals}f}}"
-    return mark_safe(  # noqa: S308
-        "".join(
-            f'<tr><td><time datetime="{iso[:19]}Z">{iso[5:10]} {iso[11:19]}</time></td>'
-            + "".join(
-                f'<td class="number">{NOTHING if value is None else form.format(value).replace(",", THIN_SPACE)}</td>'
-                for value in values
-            )
-            + "</tr>"
-            for at, values in chart.rows()
-            for iso in (at.isoformat(),)
-        )
-    )
-
-
 SPARK_POINTS = 60
 """More are averaged: a sparkline is about a hundred pixels wide."""
 
@@ -169,10 +151,40 @@ def sparkline(values: Sequence[float | None], label: str) -> SafeString:
 
 
 @register.simple_tag
-def matrix_field(field: MatrixField) -> SafeString:
-    """A field of a matrix of shares: only numbers, and a large fleet's page has a thousand."""
-    local = " local" if field.is_local else ""
-    return mark_safe(f'<td class="number heat heat-{field.heat}{local}">{share(field.percent)}</td>')  # noqa: S308
+def matrix_fields(row: OriginRow) -> SafeString:
+    """A row of a matrix of shares: only numbers, and a large fleet's page has a thousand."""
+    return mark_safe(  # noqa: S308
+        "".join(
+            f'<td class="number heat heat-{field.heat}{" local" if field.is_local else ""}">{share(field.percent)}</td>'
+            for field in row.shares
+        )
+    )
+
+
+@register.simple_tag
+def utilisation_fields(table: MatrixTable) -> SafeString:
+    """The last row of a matrix of shares: numbers and fixed texts."""
+    cap = f"the cap is {table.cap_percent:.0f} %"
+    return mark_safe(  # noqa: S308
+        "".join(
+            f'<td class="number tone-{used.tone}" title="{used.state}; {cap}">{glyph(used.tone)} {share(used.percent)} '
+            f'<span class="quiet wide">{one_decimal(used.load)}/{one_decimal(used.capacity)}</span>'
+            f'<span class="unseen"> {used.state}</span></td>'
+            for used in table.used
+        )
+    )
+
+
+@register.simple_tag
+def evacuation_fields(table: MatrixTable) -> SafeString:
+    """Links that evacuate a region for the deployment of a matrix of shares."""
+    query = escape(urlencode({"deployment": table.deployment}))
+    return mark_safe(  # noqa: S308
+        "".join(
+            f'<td class="number"><a href="{escape(link("evacuate", region))}?{query}">evacuate</a></td>'
+            for region in table.regions
+        )
+    )
 
 
 def age_text(age_s: float) -> str:

@@ -29,26 +29,9 @@ def chart(*values: float | None, series: int = 1, **more: object) -> Chart:
     return Chart("rate", "Requests", "/s", START, 15.0, lines, **more)  # type: ignore[arg-type]
 
 
-def test_the_figure_and_the_table_hold_the_same_numbers() -> None:
-    one = chart(1.0, None, 3.5)
-    trace = json.loads(one.figure)["data"][0]
+def test_the_figure_holds_the_numbers_and_their_times() -> None:
+    trace = json.loads(chart(1.0, None, 3.5).figure)["data"][0]
     assert (trace["x0"], trace["dx"], trace["y"]) == ("2026-11-21 12:00:00", 15000.0, [1.0, None, 3.5])
-    assert list(one.rows()) == [(START + timedelta(seconds=30), (3.5,)), (START, (1.0,))]
-
-
-def test_the_table_shows_them_youngest_first_with_as_many_decimals_as_the_chart() -> None:
-    html = render_to_string("dashboard/charts/chart.html", {"chart": chart(1.0, None, 1234.56, decimals=2)})
-    rows = re.findall(r'datetime="(.*?)">(.*?)</time></td><td class="number">(.*?)</td></tr>', html)
-    assert rows == [
-        ("2026-11-21T12:00:30Z", "11-21 12:00:30", "1\u202f234.56"),
-        ("2026-11-21T12:00:00Z", "11-21 12:00:00", "1.00"),
-    ]
-
-
-def test_a_step_that_only_one_line_knows_is_shown_with_a_gap() -> None:
-    lines = (Series("median", (1.0, 2.0)), Series("p95", (None, 3.0)))
-    html = render_to_string("dashboard/charts/chart.html", {"chart": Chart("ttft", "TTFT", "ms", START, 15.0, lines)})
-    assert '<td class="number">1.0</td><td class="number">\u2013</td></tr>' in html
 
 
 def test_a_band_without_an_end_lasts_to_the_end_of_the_chart() -> None:

@@ -4,12 +4,14 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import accumulate
 from math import ceil
 from typing import Any
 
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Series
 from controlplane.dashboard.lists import Column, List
 from fleet.deployments.models import Deployment
+from fleet.recorder.planning.reasons import Subject
 from kernel.tones import Tone
 from traffic.async_requests.selectors import ingress_addresses_by_region
 from traffic.region_shares.models import TrafficMatrix, TrafficOverride, TrafficShift
@@ -25,6 +27,8 @@ STEP_S = 60
 STEPS = 6 * 60
 CHARTS_SHOWN = 4
 SHIFTS_READ = 2000
+ChangeOfShares = tuple[float, dict[str, dict[str, float]]]
+"""When the shares changed, in seconds since 1970, and what they became: origin -> region -> share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,10 @@ class MatrixField:
 
 @dataclass(frozen=True, slots=True)
 class OriginRow:
+    """Requests of an origin. `subject`: of decisions about them."""
+
     origin: str
+    subject: str
     demand: float | None
     shares: tuple[MatrixField, ...]
     unplaced: float | None
@@ -176,6 +183,7 @@ def _matrix_table(name: str, row: TrafficMatrix) -> MatrixTable:
         rows=tuple(
             OriginRow(
                 origin=origin,
+                subject=Subject.SHARE.named(f"{name}@{origin}"),
                 demand=figures.get(origin, {}).get("demand"),
                 shares=tuple(_matrix_field(origin, region, shares.get(region, 0.0)) for region in regions),
                 unplaced=unplaced.get(origin),
@@ -210,27 +218,32 @@ def _region_utilisation(region: str, load: float, capacity: float, cap: float) -
 
 
 def share_charts(now: datetime) -> tuple[Chart, ...]:
-    """Charts the deployments whose shares changed last, in two queries. Shares are constant between two changes."""
+    """Charts the deployments whose shares changed last, in three queries. Shares are constant between two changes, so
+    the last change before the charts begin is read as well."""
     rows = TrafficMatrix.objects.exclude(moved_at=None).order_by("-moved_at", "deployment_id")
     names = sorted(rows.values_list("deployment_id", flat=True)[:CHARTS_SHOWN])
-    shifts: dict[str, list[TrafficShift]] = defaultdict(list)
-    for shift in TrafficShift.objects.filter(deployment_id__in=names).order_by("-id")[:SHIFTS_READ]:
-        shifts[shift.deployment_id].append(shift)
-    return tuple(_shares_chart(name, shifts[name][::-1], now) for name in names if shifts[name])
-
-
-def _shares_chart(deployment: str, shifts: list[TrafficShift], now: datetime) -> Chart:
     first = int(now.timestamp() // STEP_S) - STEPS + 1
-    origins = sorted({origin for shift in shifts for origin in shift.shares})[:MOST_SERIES]
-    lines: dict[str, list[float | None]] = {origin: [] for origin in origins}
-    index, current = 0, None
-    for step in range(first, first + STEPS):
-        while index < len(shifts) and shifts[index].at.timestamp() < (step + 1) * STEP_S:
-            current, index = shifts[index].shares, index + 1
-        for origin, line in lines.items():
-            line.append(_served_elsewhere(current, origin) if current else None)
-    title = f"{deployment}: served in another region"
     start = datetime.fromtimestamp(first * STEP_S, UTC)
+    changes = TrafficShift.objects.filter(deployment_id__in=names)
+    columns = ("deployment_id", "at", "shares")
+    earlier = changes.filter(at__lt=start).order_by("deployment_id", "-id").distinct("deployment_id")
+    later = changes.filter(at__gte=start).order_by("-id").values_list(*columns)[:SHIFTS_READ]
+    shifts: dict[str, list[ChangeOfShares]] = defaultdict(list)
+    for name, at, shares in (*earlier.values_list(*columns), *reversed(later)):
+        shifts[name].append((at.timestamp(), shares))
+    return tuple(_shares_chart(name, shifts[name], start) for name in names if shifts[name])
+
+
+def _shares_chart(deployment: str, shifts: list[ChangeOfShares], start: datetime) -> Chart:
+    first = int(start.timestamp() // STEP_S)
+    origins = sorted({origin for _, shares in shifts for origin in shares})[:MOST_SERIES]
+    lines: dict[str, list[float | None]] = {origin: [] for origin in origins}
+    steps = list(accumulate((max(0, min(STEPS, int(at // STEP_S) - first)) for at, _ in shifts), max))
+    for (_, shares), step, end in zip(shifts, steps, [*steps[1:], STEPS], strict=True):
+        for origin, line in lines.items():
+            line.extend([None] * (step - len(line)))
+            line.extend([_served_elsewhere(shares, origin)] * (end - step))
+    title = f"{deployment}: served in another region"
     series = tuple(Series(f"from {origin}", line) for origin, line in lines.items())
     return Chart(f"history-{deployment}", title, "% of an origin's requests", start, STEP_S, series)
 

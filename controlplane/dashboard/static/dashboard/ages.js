@@ -56,13 +56,33 @@ export function tickAges(root, serverNowMs) {
   }
 }
 
-/** The rows of opened tables below charts: hundreds, so they are made and localised only when they are read. */
+function tableField(text, isNumber) {
+  const field = document.createElement("td");
+  if (isNumber) field.className = "number";
+  field.append(text);
+  return field;
+}
+
+/** The rows of an opened table, from the figure above it: hundreds, so they are made only when they are read. The newest
+ * is first, and steps without a value are left out. */
 function showRows(details) {
-  const rows = details.querySelector("template[data-chart-rows]");
-  rows?.replaceWith(rows.content);
-  for (const time of details.querySelectorAll("time:not([data-age])")) {
-    time.textContent = stamp(Date.parse(time.dateTime)).slice(5);
+  const { data } = JSON.parse(details.parentElement.querySelector("[data-figure]").dataset.figure);
+  const digits = Number(details.dataset.decimals);
+  const form = new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  const written = (value) => (value === null ? "\u2013" : form.format(value).replaceAll(",", THIN_SPACE));
+  const first = Date.parse(`${data[0].x0.replace(" ", "T")}Z`);
+  const rows = [];
+  for (let step = data[0].y.length - 1; step >= 0; step -= 1) {
+    if (data.every((line) => line.y[step] === null)) continue;
+    const time = document.createElement("time");
+    const ms = first + step * data[0].dx;
+    time.dateTime = new Date(ms).toISOString();
+    time.textContent = stamp(ms).slice(5);
+    const row = document.createElement("tr");
+    row.append(tableField(time, false), ...data.map((line) => tableField(written(line.y[step]), true)));
+    rows.push(row);
   }
+  details.querySelector("tbody").replaceChildren(...rows);
 }
 
 const button = document.getElementById("zone");

@@ -1,5 +1,5 @@
 // Draws the figures that the server put into the page, in the colours of the theme in force. It makes no figure itself:
-// without this file the same numbers stand in the table below each chart.
+// without this file the same numbers are in the table below each chart.
 
 import { inBrowserZone, stamp } from "./ages.js";
 
