@@ -228,6 +228,7 @@ def _jobs(now: datetime) -> None:
 def _usage(now: datetime) -> None:
     from traffic.keys.models import ApplicationKey
     from traffic.usage.models import Budget, CellHour, CostShare, UsageHour, UsageMonth
+    from traffic.usage.services.day_sums import days_sum
 
     last = now.replace(minute=0, second=0, microsecond=0)
     hours = [last - timedelta(hours=back) for back in range(24 * DAYS)]
@@ -273,6 +274,7 @@ def _usage(now: datetime) -> None:
         ),
         batch_size=BATCH,
     )
+    days_sum(now=now)
     month = {"tokens": 10**9, "charged": Decimal(900), "month": date(now.year, now.month, 1)}
     UsageMonth.objects.bulk_create(UsageMonth(tenant=f"tenant-{n:02d}", **month) for n in range(100))
     Budget.objects.bulk_create(

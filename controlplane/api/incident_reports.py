@@ -18,7 +18,7 @@ from fleet.faults.selectors.stories import deployments_hit, postmortem_of
 from fleet.reconcile.planning.states import choices
 from kernel import clock
 from kernel.rest.view_sets import ViewSet
-from traffic.usage.selectors import tenants_hit
+from traffic.usage.selectors.usage import tenants_hit
 
 
 class StoryPhaseSerializer(serializers.Serializer[Any]):

@@ -39,7 +39,7 @@ from kernel.control_standing import ControlStanding
 from kernel.loop_passes import control_standing
 from kernel.time_ranges import TimeRange
 from kernel.tones import Tone
-from traffic.usage.selectors import tenants_hit
+from traffic.usage.selectors.usage import tenants_hit
 
 RELATED_SHOWN = 20
 RELATED_WITHIN = timedelta(hours=1)

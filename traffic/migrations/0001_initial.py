@@ -168,6 +168,14 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='SummedDay',
+            fields=[
+                ('day', models.DateField(primary_key=True, serialize=False)),
+                ('is_current', models.BooleanField()),
+                ('has_hours', models.BooleanField(default=True)),
+            ],
+        ),
+        migrations.CreateModel(
             name='TrafficMatrix',
             fields=[
                 ('deployment', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='traffic_matrix', serialize=False, to='fleet.deployment')),
@@ -333,6 +341,33 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='CellDay',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('deployment', models.CharField(blank=True, max_length=96)),
+                ('version', models.CharField(blank=True, max_length=160)),
+                ('region', models.CharField(blank=True, max_length=64)),
+                ('instance_type', models.CharField(max_length=64)),
+                ('day', models.DateField()),
+                ('machine_ms', models.PositiveBigIntegerField(default=0)),
+                ('measured_uj', models.PositiveBigIntegerField(default=0)),
+                ('refused', models.PositiveBigIntegerField(default=0)),
+                ('cost', models.DecimalField(decimal_places=6, default=Decimal('0'), max_digits=20)),
+                ('idle', models.DecimalField(decimal_places=6, default=Decimal('0'), max_digits=20)),
+                ('energy_uj', models.PositiveBigIntegerField(default=0)),
+                ('idle_uj', models.PositiveBigIntegerField(default=0)),
+                ('carbon_ug', models.PositiveBigIntegerField(default=0)),
+                ('idle_carbon_ug', models.PositiveBigIntegerField(default=0)),
+                ('cost_source', models.PositiveSmallIntegerField(choices=[(0, 'measured'), (1, 'rated'), (2, 'estimated'), (3, 'unknown')], default=0)),
+                ('energy_source', models.PositiveSmallIntegerField(choices=[(0, 'measured'), (1, 'rated'), (2, 'estimated'), (3, 'unknown')], default=0)),
+                ('carbon_source', models.PositiveSmallIntegerField(choices=[(0, 'measured'), (1, 'rated'), (2, 'estimated'), (3, 'unknown')], default=0)),
+            ],
+            options={
+                'ordering': ['-day', 'deployment', 'version', 'region', 'instance_type'],
+                'constraints': [models.UniqueConstraint(fields=('day', 'deployment', 'version', 'region', 'instance_type'), name='cell_day_once')],
+            },
+        ),
+        migrations.CreateModel(
             name='CellHour',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
@@ -396,6 +431,34 @@ class Migration(migrations.Migration):
                 'ordering': ['-hour', 'deployment', 'version', 'region', 'instance_type', 'tenant', 'key', 'serving_class', 'adapter'],
                 'indexes': [models.Index(fields=['hour'], name='cost_share_by_hour')],
                 'constraints': [models.UniqueConstraint(fields=('hour', 'deployment', 'version', 'region', 'instance_type', 'tenant', 'key', 'serving_class', 'adapter'), name='cost_share_once')],
+            },
+        ),
+        migrations.CreateModel(
+            name='CostShareDay',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('deployment', models.CharField(blank=True, max_length=96)),
+                ('version', models.CharField(blank=True, max_length=160)),
+                ('region', models.CharField(blank=True, max_length=64)),
+                ('instance_type', models.CharField(max_length=64)),
+                ('tenant', models.CharField(blank=True, max_length=64)),
+                ('key', models.CharField(blank=True, max_length=16)),
+                ('serving_class', models.CharField(blank=True, max_length=16)),
+                ('adapter', models.CharField(blank=True, max_length=64)),
+                ('prompt_tokens', models.PositiveBigIntegerField(default=0)),
+                ('cached_tokens', models.PositiveBigIntegerField(default=0)),
+                ('completion_tokens', models.PositiveBigIntegerField(default=0)),
+                ('cost', models.DecimalField(decimal_places=6, default=Decimal('0'), max_digits=20)),
+                ('energy_uj', models.PositiveBigIntegerField(default=0)),
+                ('carbon_ug', models.PositiveBigIntegerField(default=0)),
+                ('cost_source', models.PositiveSmallIntegerField(choices=[(0, 'measured'), (1, 'rated'), (2, 'estimated'), (3, 'unknown')], default=0)),
+                ('energy_source', models.PositiveSmallIntegerField(choices=[(0, 'measured'), (1, 'rated'), (2, 'estimated'), (3, 'unknown')], default=0)),
+                ('carbon_source', models.PositiveSmallIntegerField(choices=[(0, 'measured'), (1, 'rated'), (2, 'estimated'), (3, 'unknown')], default=0)),
+                ('day', models.DateField()),
+            ],
+            options={
+                'ordering': ['-day', 'deployment', 'version', 'region', 'instance_type', 'tenant', 'key', 'serving_class', 'adapter'],
+                'constraints': [models.UniqueConstraint(fields=('day', 'deployment', 'version', 'region', 'instance_type', 'tenant', 'key', 'serving_class', 'adapter'), name='cost_share_day_once')],
             },
         ),
         migrations.CreateModel(

@@ -1,4 +1,4 @@
-"""Tables of usage and costs: counters by hour and day, marks of counted totals, exports, machine hours with cost,
+"""Tables of usage and costs: counters by hour, sums by day, marks of counted totals, exports, machine hours with cost,
 energy and emissions, token weights, and budgets."""
 
 from datetime import date
@@ -61,7 +61,7 @@ ACCOUNT = ("tenant", "key", "deployment", "serving_class", "adapter")
 
 
 class UsageHour(UsageCounts):
-    """An hour. Kept for 90 days and then added to its day."""
+    """An hour. Kept for 90 days."""
 
     hour = models.DateTimeField()
 
@@ -78,7 +78,7 @@ class UsageHour(UsageCounts):
 
 
 class UsageDay(UsageCounts):
-    """A day whose hours are no longer kept. Kept for 400 days."""
+    """The sums of a day's hours, if `SummedDay` says so. Kept for 400 days."""
 
     day = models.DateField()
 
@@ -89,6 +89,19 @@ class UsageDay(UsageCounts):
 
     def __str__(self) -> str:
         return f"{self.tenant} {self.key} of {self.deployment} on {self.day}"
+
+
+class SummedDay(models.Model):
+    """A past day (UTC) with sums in `UsageDay`, `CellDay` and `CostShareDay`. They are `is_current` until one of its
+    hours changes; then the hours are read until they are summed again. Without `has_hours`, the hours of accounts are
+    no longer kept and their sums are final."""
+
+    day = models.DateField(primary_key=True)
+    is_current = models.BooleanField()
+    has_hours = models.BooleanField(default=True)
+
+    def __str__(self) -> str:
+        return f"sums of {self.day}"
 
 
 class UsageMonth(models.Model):
@@ -161,7 +174,6 @@ class KindOfMachines(models.Model):
     version = models.CharField(max_length=160, blank=True)
     region = models.CharField(max_length=64, blank=True)
     instance_type = models.CharField(max_length=64)
-    hour = models.DateTimeField()
 
     class Meta:
         abstract = True
@@ -180,6 +192,7 @@ class CellHour(KindOfMachines):
     - Known once `settled`: `cost` and `idle` (its unattributed part) in US dollars, emissions in micrograms of CO2
       equivalent, and the source of each. Without a deployment: spares, all idle."""
 
+    hour = models.DateTimeField()
     machine_ms = models.PositiveBigIntegerField(default=0)
     busy_ms = models.PositiveBigIntegerField(default=0)
     spent = _whole_field()
@@ -211,10 +224,34 @@ class CellHour(KindOfMachines):
         return f"{self.deployment} on {self.instance_type} at {self.hour:%Y-%m-%d %H}"
 
 
-class CostShare(KindOfMachines):
-    """Usage of one tenant, key, class and adapter on one kind of machines within an hour, with its share of their cost,
-    energy and emissions once settled. Tokens are those of the hour of usage, by machines. After 90 days the hours of a
-    day are added to its first one."""
+class CellDay(KindOfMachines):
+    """The sums of a day's settled hours, if `SummedDay` says so; see `CellHour`."""
+
+    day = models.DateField()
+    machine_ms = models.PositiveBigIntegerField(default=0)
+    measured_uj = models.PositiveBigIntegerField(default=0)
+    refused = models.PositiveBigIntegerField(default=0)
+    cost = _money_field()
+    idle = _money_field()
+    energy_uj = models.PositiveBigIntegerField(default=0)
+    idle_uj = models.PositiveBigIntegerField(default=0)
+    carbon_ug = models.PositiveBigIntegerField(default=0)
+    idle_carbon_ug = models.PositiveBigIntegerField(default=0)
+    cost_source = _source_field()
+    energy_source = _source_field()
+    carbon_source = _source_field()
+
+    class Meta:
+        ordering = ["-day", *KIND]
+        constraints = [models.UniqueConstraint(fields=["day", *KIND], name="cell_day_once")]
+
+    def __str__(self) -> str:
+        return f"{self.deployment} on {self.instance_type} on {self.day}"
+
+
+class ShareOfMachines(KindOfMachines):
+    """Usage of one tenant, key, class and adapter on one kind of machines, with its share of their cost, energy and
+    emissions once settled. Tokens are those of the usage in the same time, by machines."""
 
     tenant = models.CharField(max_length=64, blank=True)
     key = models.CharField(max_length=16, blank=True)
@@ -231,6 +268,15 @@ class CostShare(KindOfMachines):
     carbon_source = _source_field()
 
     class Meta:
+        abstract = True
+
+
+class CostShare(ShareOfMachines):
+    """An hour. Kept for 90 days."""
+
+    hour = models.DateTimeField()
+
+    class Meta:
         ordering = ["-hour", *KIND, *ACCOUNT_OF_SHARE]
         indexes = [models.Index(fields=["hour"], name="cost_share_by_hour")]
         constraints = [
@@ -239,6 +285,21 @@ class CostShare(KindOfMachines):
 
     def __str__(self) -> str:
         return f"{self.tenant} {self.key} on {self.instance_type} at {self.hour:%Y-%m-%d %H}"
+
+
+class CostShareDay(ShareOfMachines):
+    """The sums of a day's hours, if `SummedDay` says so. Kept for 400 days."""
+
+    day = models.DateField()
+
+    class Meta:
+        ordering = ["-day", *KIND, *ACCOUNT_OF_SHARE]
+        constraints = [
+            models.UniqueConstraint(fields=["day", *KIND, *ACCOUNT_OF_SHARE], name="cost_share_day_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.tenant} {self.key} on {self.instance_type} on {self.day}"
 
 
 def _no_sums() -> dict[str, Any]:

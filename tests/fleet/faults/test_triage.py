@@ -21,7 +21,7 @@ from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.usage.models import UsageHour
-from traffic.usage.selectors import tenants_hit
+from traffic.usage.selectors.usage import tenants_hit
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 

@@ -26,7 +26,7 @@ from traffic.routing.services.ingresses import ingress_create
 from traffic.usage.models import CellHour, CostShare, UsageHour, UsageMark
 from traffic.usage.planning.energy import TOLERANCE
 from traffic.usage.planning.figures import By, UsageQuery
-from traffic.usage.selectors import cost_answer
+from traffic.usage.selectors.costs import cost_answer
 from traffic.usage.services.machine_hours import machine_hours_count
 
 pytestmark = pytest.mark.django_db

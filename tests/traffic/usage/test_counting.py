@@ -16,9 +16,10 @@ from traffic.keys.models import ApplicationKey
 from traffic.keys.services import key_create
 from traffic.routing.models import IngressReport
 from traffic.routing.services.ingresses import ingress_create
-from traffic.usage.models import CostShare, UsageDay, UsageHour, UsageMark, UsageMonth
+from traffic.usage.models import CostShare, CostShareDay, UsageDay, UsageHour, UsageMark, UsageMonth
 from traffic.usage.planning.figures import HOURS_KEPT
-from traffic.usage.services.counting import DAYS_KEPT, MARKS_KEPT, usage_count, usage_trim
+from traffic.usage.services.counting import MARKS_KEPT, usage_count, usage_trim
+from traffic.usage.services.day_sums import DAYS_KEPT
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 USED = ("requests", "cancelled", "prompt_tokens", "cached_tokens", "completion_tokens")
@@ -287,10 +288,10 @@ def test_shares_of_costs_that_are_old_are_added_to_their_days() -> None:
     CostShare.objects.create(**place, hour=NOW, completion_tokens=7)
     for _ in range(2):
         usage_trim(now=NOW)
-    young, day = CostShare.objects.all()
-    assert (young.hour, young.completion_tokens) == (NOW, 7)
-    assert (day.hour, day.completion_tokens, day.cost, day.energy_uj, day.energy_source) == (
-        old.replace(hour=0), 15, Decimal("1.5"), 9, 2,
+    assert CostShare.objects.get().completion_tokens == 7
+    day = CostShareDay.objects.get()
+    assert (day.day, day.completion_tokens, day.cost, day.energy_uj, day.energy_source) == (
+        old.date(), 15, Decimal("1.5"), 9, 2,
     )  # fmt: skip
 
 

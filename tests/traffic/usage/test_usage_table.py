@@ -12,7 +12,7 @@ from django.test.utils import CaptureQueriesContext
 
 from kernel import clock
 from tests.controlplane.api.client import bearer
-from traffic.usage.models import UsageDay, UsageHour
+from traffic.usage.models import SummedDay, UsageDay, UsageHour
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 USAGE = "/api/v1/usage"
@@ -60,6 +60,7 @@ def test_time_is_cut_as_requested_and_days_without_hours_are_in_it() -> None:
     used("rufus", back=200, requests=100)
     old = (clock.now() - timedelta(days=120)).date()
     UsageDay.objects.create(tenant="rufus", day=old, requests=40)
+    SummedDay.objects.create(day=old, is_current=True, has_hours=False)
     assert found()["totals"]["requests"] == 2
     assert found(**{"from": "30d"})["totals"]["requests"] == 102
     assert found(**{"from": "200d"}, by="month")["totals"]["requests"] == 142

@@ -24,7 +24,7 @@ from traffic.routing.models import Ingress
 from traffic.tenants.models import GrantUse, TenantGrant, TenantWebhook
 from traffic.usage.models import COUNTS, Budget, UsageHour
 from traffic.usage.planning.counting import BudgetUnit, month_of
-from traffic.usage.selectors import BudgetView, budget_views
+from traffic.usage.selectors.budgets import BudgetView, budget_views
 
 KEYS_SHOWN = 100
 HOURS_SHOWN = 48

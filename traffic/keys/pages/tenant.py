@@ -28,7 +28,7 @@ from traffic.keys.selectors import failed_requests_of, keys_described
 from traffic.tenants.selectors import UnknownApplication, application_of, application_with
 from traffic.usage.models import UsageHour, UsageMonth
 from traffic.usage.planning.counting import month_of
-from traffic.usage.selectors import BudgetView, budget_views
+from traffic.usage.selectors.budgets import BudgetView, budget_views
 
 SESSION_KEY = "tenant_key"
 MAX_KEY = 200

@@ -43,7 +43,9 @@ from traffic.usage.planning.figures import (
     micro_text,
     money_text,
 )
-from traffic.usage.selectors import MonthUse, TokenWeight, batch_price, cost_answer, cost_rows, token_weights
+from traffic.usage.selectors.budgets import MonthUse
+from traffic.usage.selectors.costs import batch_price, cost_answer, cost_rows
+from traffic.usage.selectors.weights import TokenWeight, token_weights
 from traffic.usage.services.budgets import budget_change, budget_create, budget_delete
 from traffic.usage.services.export import PARQUET_TYPE, TooManyRows, cost_parquet
 

@@ -34,7 +34,7 @@ from traffic.usage.planning.figures import (
     money_text,
     parse_usage_query,
 )
-from traffic.usage.selectors import UsageRow, usage_answer, usage_stream
+from traffic.usage.selectors.usage import UsageRow, usage_answer, usage_stream
 from traffic.usage.services.export import PARQUET_TYPE, TooManyRows, parquet_table, table_rows
 
 MOST_ROWS, DEFAULT_ROWS = 10_000, 1000

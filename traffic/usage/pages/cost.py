@@ -29,7 +29,8 @@ from kernel.tones import Tone
 from models_registry.instance_types.selectors import instance_type_names
 from traffic.usage.pages.usage import ROWS_READ, Span, first_step, place_of, span_of, step_of
 from traffic.usage.planning.figures import FIGURES, CostRow, CostSums, UsageQuery
-from traffic.usage.selectors import BatchPrice, TokenWeight, batch_price, cost_answer, cost_rows, token_weights
+from traffic.usage.selectors.costs import BatchPrice, CostTime, batch_price, cost_answer, cost_rows, cost_time
+from traffic.usage.selectors.weights import TokenWeight, token_weights
 
 GROUPS = (
     ("version,type", "by version and type"), ("region", "by region"), ("deployment", "by deployment"),
@@ -60,8 +61,9 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class CostLine:
-    """One group: names, sums, and dollars, watt-hours and grams per million tokens."""
+    """One group: its values and their names, sums, and dollars, watt-hours and grams per million tokens."""
 
+    group: tuple[str, ...]
     names: tuple[str, ...]
     sums: CostSums
     usd: Figure
@@ -102,7 +104,8 @@ def cost_view(*, span: Span, group: str, deployment: str, region: str, now: date
     where = tuple((name, value) for name, value in (("deployment", deployment), ("region", region)) if value)
     start, dimensions = first_step(span, now), tuple(chosen.split(","))
     query = UsageQuery(start, now, group=dimensions, where=where)
-    answer = cost_answer(query, most=ROWS_READ)
+    time = cost_time(query)
+    answer = cost_answer(query, most=ROWS_READ, time=time)
     total, spares = answer.totals, answer.spares
     lines = sorted((_cost_line(row) for row in answer.rows), key=lambda line: (-_spent_usd(line.sums), line.names))
     return CostView(
@@ -114,10 +117,10 @@ def cost_view(*, span: Span, group: str, deployment: str, region: str, now: date
         bill=total.sums.cells_cost + spares.idle_cost if spares is not None else None,
         kwh=Decimal(total.sums.energy_uj + total.sums.idle_uj) / KWH_UJ,
         kilograms=Decimal(total.sums.carbon_ug + total.sums.idle_carbon_ug) / 10**9,
-        charts=_cost_charts(query, span, lines),
+        charts=_cost_charts(query, time, span, lines),
         lines=tuple(lines),
         more=answer.truncated,
-        batches=batch_price(query),
+        batches=batch_price(query, time=time),
         query=urlencode({"group": chosen, "by": step_of(span).value} | span.query | dict(where)),
     )
 
@@ -127,8 +130,10 @@ def _spent_usd(sums: CostSums) -> Decimal:
 
 
 def _cost_line(row: CostRow) -> CostLine:
-    usd, joules, grams = (row.sums.figures(with_idle=row.has_idle)[name] for name in FIGURES)
+    figures = row.sums.figures(with_idle=row.has_idle)
+    usd, joules, grams = (figures[name] for name in FIGURES)
     return CostLine(
+        group=tuple(row.group.values()),
         names=tuple(value or NOBODY.get(name, "none") for name, value in row.group.items()),
         sums=row.sums,
         usd=Figure(usd, row.sums.cost_source),
@@ -137,13 +142,14 @@ def _cost_line(row: CostRow) -> CostLine:
     )
 
 
-def _cost_charts(query: UsageQuery, span: Span, lines: list[CostLine]) -> tuple[Chart, ...]:
+def _cost_charts(query: UsageQuery, time: CostTime, span: Span, lines: list[CostLine]) -> tuple[Chart, ...]:
     """Costs over time by use and idleness, and dollars, watt-hours and grams per million tokens of the largest
     groups."""
     by = step_of(span)
-    money = cost_rows(replace(query, by=by, group=()))
-    largest = [line.names for line in lines if line.sums.tokens][:MOST_SERIES]
-    groups = cost_rows(replace(query, by=by)) if largest else []
+    money = cost_rows(replace(query, by=by, group=()), time=time)
+    largest = [line for line in lines if line.sums.tokens][:MOST_SERIES]
+    groups = cost_rows(replace(query, by=by, only=tuple(line.group for line in largest)), time=time) if largest else []
+    by_step = [(_cost_line(row), place_of(row.start, query.start, span)) for row in groups]
     unit = "$/h" if span.step.total_seconds() == 3600 else "$/day"
     used, idle = _empty_steps(span), _empty_steps(span)
     for row in money:
@@ -161,7 +167,7 @@ def _cost_charts(query: UsageQuery, span: Span, lines: list[CostLine]) -> tuple[
                 unit,
                 query.start,
                 step_s,
-                _cost_series(groups, largest, query, span, name),
+                _cost_series(by_step, [line.names for line in largest], span, name),
                 decimals=2,
             )
             for name, title, unit in (
@@ -174,13 +180,12 @@ def _cost_charts(query: UsageQuery, span: Span, lines: list[CostLine]) -> tuple[
 
 
 def _cost_series(
-    rows: list[CostRow], largest: list[tuple[str, ...]], query: UsageQuery, span: Span, name: str
+    by_step: list[tuple[CostLine, int | None]], largest: list[tuple[str, ...]], span: Span, name: str
 ) -> tuple[Series, ...]:
     values = {names: _empty_steps(span) for names in largest}
-    for row in rows:
-        line, place = _cost_line(row), place_of(row.start, query.start, span)
+    for line, place in by_step:
         figure: Figure = getattr(line, name)
-        if line.names in values and place is not None and figure.value is not None:
+        if place is not None and figure.value is not None:
             values[line.names][place] = float(figure.value)
     known = [names for names in largest if any(value is not None for value in values[names])]
     return tuple(Series(" · ".join(names), values[names]) for names in known)

@@ -1,6 +1,5 @@
 """Usage page: usage and charges by tenant and deployment, and budgets; admins can change budgets."""
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -9,7 +8,6 @@ from math import ceil
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 
-from django.db.models import Sum
 from django.shortcuts import get_object_or_404
 
 from controlplane.dashboard.actions import Submission, action, page_target, refuse_newer
@@ -25,19 +23,13 @@ from traffic.keys.models import ApplicationKey
 from traffic.responses.selectors import KeptOfTenant, kept_by_tenant
 from traffic.responses.services import store_settings
 from traffic.usage.api.costs import CreateBudgetSerializer
-from traffic.usage.models import Budget, CellHour
-from traffic.usage.planning.figures import By, UsageQuery
+from traffic.usage.models import Budget
+from traffic.usage.planning.figures import By, CostRow, CostSums, UsageQuery
 from traffic.usage.planning.prices import TokenPrice
-from traffic.usage.selectors import (
-    BUDGET_STATES,
-    BudgetView,
-    UsageRow,
-    budget_views,
-    cost_rows,
-    token_prices,
-    usage_answer,
-    usage_stream,
-)
+from traffic.usage.selectors.budgets import BUDGET_STATES, BudgetView, budget_views
+from traffic.usage.selectors.costs import CostTime, cost_time, machine_rows
+from traffic.usage.selectors.usage import UsageRow, usage_answer, usage_stream
+from traffic.usage.selectors.weights import token_prices
 from traffic.usage.services.budgets import budget_change, budget_create, budget_delete
 
 ROWS_SHOWN = 100
@@ -110,7 +102,9 @@ def usage_view(*, span: Span, tenant: str, deployment: str, now: datetime) -> Us
     by_tenant = usage_answer(UsageQuery(start, now, group=("tenant",), where=where), most=ROWS_READ)
     by_deployment = usage_answer(UsageQuery(start, now, group=("deployment",), where=where), most=ROWS_READ)
     tenants = sorted(by_tenant.rows, key=lambda row: (-_token_sum(row.sums), row.group["tenant"]))
-    lines = _deployment_lines(by_deployment.rows, start, now, deployment)
+    cells = UsageQuery(start, now, group=("deployment",), where=(("deployment", deployment),) if deployment else ())
+    time = cost_time(cells)
+    lines = _deployment_lines(by_deployment.rows, machine_rows(cells, time=time), now)
     largest = [row.group["tenant"] for row in tenants[:MOST_SERIES] if _token_sum(row.sums)]
     budgets = {view.budget.tenant: view for view in reversed(budget_views(now))}  # keeps the fullest budget of a tenant
     return UsageView(
@@ -120,7 +114,7 @@ def usage_view(*, span: Span, tenant: str, deployment: str, now: datetime) -> Us
         idle=sum((line.idle for line in lines), Decimal(0)),
         charts=(
             _token_chart(largest, span, start, now, where),
-            *((_cell_chart(span, start, now, deployment),) if not tenant else ()),
+            *((_cell_chart(cells, time, span),) if not tenant else ()),
         ),
         tenants=tuple(_tenant_line(row, budgets) for row in tenants),
         deployments=tuple(lines),
@@ -152,17 +146,15 @@ def _token_sum(sums: dict[str, Any]) -> int:
     return int(sums.get("prompt_tokens", 0) + sums.get("completion_tokens", 0))
 
 
-def _deployment_lines(rows: list[UsageRow], start: datetime, now: datetime, deployment: str) -> list[UsageLine]:
+def _deployment_lines(rows: list[UsageRow], machines: list[CostRow], now: datetime) -> list[UsageLine]:
     sums = {row.group["deployment"]: row.sums for row in rows if row.group["deployment"]}
-    cells: dict[str, list[Decimal]] = defaultdict(lambda: [Decimal(0), Decimal(0)])
-    where = (("deployment", deployment),) if deployment else ()
-    for row in cost_rows(UsageQuery(start, now, group=("deployment",), where=where)):
-        cells[row.group["deployment"]] = [row.sums.cells_cost, row.sums.idle_cost]
+    cells = {row.group["deployment"]: row.sums for row in machines}
     prices = token_prices(now)
     names = sorted(sums.keys() | cells.keys(), key=lambda name: (-_token_sum(sums.get(name, {})), name))
     return [
-        UsageLine(name, sums.get(name, {}), None, cells[name][0], cells[name][1], prices.get(name))
+        UsageLine(name, sums.get(name, {}), None, cost.cells_cost, cost.idle_cost, prices.get(name))
         for name in names[:ROWS_READ]
+        for cost in [cells.get(name, CostSums())]
     ]
 
 
@@ -172,32 +164,27 @@ def _token_chart(
     by = step_of(span)
     lines: dict[str, list[float | None]] = {tenant: _zero_steps(span) for tenant in tenants}
     if tenants:
-        for row in usage_stream(UsageQuery(start, now, by, ("tenant",), where)):
-            line = lines.get(row.group["tenant"])
+        for row in usage_stream(UsageQuery(start, now, by, ("tenant",), where, tuple((name,) for name in tenants))):
             place = place_of(row.start, start, span)
-            if line is not None and place is not None:
-                line[place] = float(_token_sum(row.sums))
+            if place is not None:
+                lines[row.group["tenant"]][place] = float(_token_sum(row.sums))
     series = tuple(Series(tenant or "no key", lines[tenant]) for tenant in tenants)
     unit = "/h" if span.step == HOUR else "/day"
     return Chart("usage-tokens", "Tokens of the largest tenants", unit, start, _span_seconds(span), series, decimals=0)
 
 
-def _cell_chart(span: Span, start: datetime, now: datetime, deployment: str) -> Chart:
-    hours = CellHour.objects.filter(hour__gte=start, hour__lt=now, settled=True).exclude(deployment="")
-    if deployment:
-        hours = hours.filter(deployment=deployment)
+def _cell_chart(cells: UsageQuery, time: CostTime, span: Span) -> Chart:
     used, idle = _zero_steps(span), _zero_steps(span)
-    sums = hours.order_by().values("hour").annotate(whole=Sum("cost"), unused=Sum("idle"))
-    for row in sums:
-        place = place_of(row["hour"], start, span)
+    for row in machine_rows(replace(cells, by=step_of(span), group=()), time=time):
+        place = place_of(row.start, cells.start, span)
         if place is not None:
-            used[place] = (used[place] or 0) + float(row["whole"] - row["unused"])
-            idle[place] = (idle[place] or 0) + float(row["unused"])
+            used[place] = float(row.sums.cells_cost - row.sums.idle_cost)
+            idle[place] = float(row.sums.idle_cost)
     lines = (Series("used", used, Colour.FIRST), Series("idle", idle, Colour.IDLE))
     unit = "$/h" if span.step == HOUR else "$/day"
     is_known = any(used) or any(idle)
     return Chart(
-        "usage-cells", "Cost of cells", unit, start, _span_seconds(span), lines if is_known else (), decimals=2
+        "usage-cells", "Cost of cells", unit, cells.start, _span_seconds(span), lines if is_known else (), decimals=2
     )
 
 

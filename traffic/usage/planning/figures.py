@@ -5,7 +5,7 @@ parameter. Each figure has its source; a figure without tokens or from unknown d
 import csv
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -26,6 +26,7 @@ HOURS_KEPT = timedelta(days=90)
 """Retention of hours; older usage is known by day."""
 _AGO = re.compile(r"([0-9]{1,6})([hdw])")
 _UNITS = {"h": timedelta(hours=1), "d": timedelta(days=1), "w": timedelta(weeks=1)}
+ONE_DAY = timedelta(days=1)
 MOST_LETTERS = 160
 """Length of the longest column, version references."""
 
@@ -49,13 +50,61 @@ class BadQuery(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class UsageQuery:
-    """From `start` (included) to `end` (excluded). `where` pairs dimensions with the value to select."""
+    """From `start` (included) to `end` (excluded). `where` pairs dimensions with the value to select; `only` lists
+    the groups to select, by their values."""
 
     start: datetime
     end: datetime
     by: By = By.TOTAL
     group: tuple[str, ...] = ("tenant",)
     where: tuple[tuple[str, str], ...] = ()
+    only: tuple[tuple[str, ...], ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SummedDays:
+    """Days (UTC) that have sums. `current` ones equal the sums of their hours. The hours of accounts of `expired` ones
+    are no longer kept; those of machines are."""
+
+    current: frozenset[date] = frozenset()
+    expired: frozenset[date] = frozenset()
+
+    @property
+    def of_accounts(self) -> frozenset[date]:
+        return self.current | self.expired
+
+
+@dataclass(frozen=True, slots=True)
+class TimeParts:
+    """Disjoint parts of a time. `days` are first and last days, `hours` a start and an excluded end."""
+
+    days: tuple[tuple[date, date], ...]
+    hours: tuple[tuple[datetime, datetime], ...]
+
+
+def split_time(
+    start: datetime, end: datetime, summed: Collection[date], expired: Collection[date] = frozenset()
+) -> TimeParts:
+    """Reads as many days as possible from their sums, and all other times by hour. A day counts if all of it is in the
+    time; an expired one also if a part is, because its hours are unknown."""
+    days: list[tuple[date, date]] = []
+    hours: list[tuple[datetime, datetime]] = []
+    at = start
+    for day in sorted({*summed, *expired}):
+        begin = datetime.combine(day, datetime.min.time(), UTC)
+        over = begin + ONE_DAY
+        if not (start <= begin and over <= end if day not in expired else start < over and begin < end):
+            continue
+        if at < begin:
+            hours.append((at, begin))
+        if days and days[-1][1] == day - ONE_DAY:
+            days[-1] = (days[-1][0], day)
+        else:
+            days.append((day, day))
+        at = over
+    if at < end:
+        hours.append((at, end))
+    return TimeParts(tuple(days), tuple(hours))
 
 
 def parse_usage_query(

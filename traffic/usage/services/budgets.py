@@ -26,7 +26,7 @@ from traffic.usage.planning.counting import (
     month_of,
     plan_budget,
 )
-from traffic.usage.selectors import MonthUse
+from traffic.usage.selectors.budgets import MonthUse
 
 INCIDENT = "budget"
 

@@ -21,12 +21,8 @@ from traffic.routing.models import IngressReport
 from traffic.usage.models import (
     ACCOUNT,
     ACCOUNT_OF_SHARE,
-    AMOUNTS,
     COUNTS,
     KIND,
-    CellHour,
-    CostShare,
-    UsageDay,
     UsageMark,
 )
 from traffic.usage.planning.counting import (
@@ -52,16 +48,15 @@ from traffic.usage.planning.counting import (
     rows_of_cell,
     summed,
 )
-from traffic.usage.planning.figures import HOURS_KEPT
 from traffic.usage.planning.prices import Kind, charge
-from traffic.usage.selectors import token_prices
+from traffic.usage.selectors.weights import token_prices
+from traffic.usage.services.day_sums import days_reopen, days_sum, days_trim
 from traffic.usage.services.machine_hours import machine_hours_count
 from traffic.usage.services.token_fit import token_work_count
 
 LEASE = "traffic:usage"
 COUNT_LIMIT_S = 60.0
 """After this time another worker may count; a pass takes well below 1 s."""
-DAYS_KEPT = timedelta(days=400)
 MARKS_KEPT = timedelta(days=30)
 """Longer than HAProxy and cell proxies keep an idle subject."""
 MARKS_RENEWED = timedelta(days=1)
@@ -90,28 +85,6 @@ _ADD_TO_SHARES = f"""
     ON CONFLICT (hour, {", ".join(_PLACE)}) DO UPDATE SET
     {", ".join(f"{name} = traffic_costshare.{name} + EXCLUDED.{name}" for name in _TOKENS)}
 """  # noqa: S608 - only names from above
-_SHARE_SUMS = (*_TOKENS, "cost", "energy_uj", "carbon_ug")
-_SHARES_TO_DAYS = f"""
-    WITH gone AS (
-        DELETE FROM traffic_costshare WHERE hour < %s AND extract(hour FROM hour AT TIME ZONE 'UTC') > 0 RETURNING *
-    )
-    INSERT INTO traffic_costshare ({", ".join((*_PLACE, "hour", *_SHARE_SUMS, *_SHARE_SOURCES))})
-    SELECT {", ".join(_PLACE)}, date_trunc('day', hour, 'UTC'), {", ".join(f"sum({name})" for name in _SHARE_SUMS)},
-    {", ".join(f"max({name})" for name in _SHARE_SOURCES)}
-    FROM gone GROUP BY {", ".join(_PLACE)}, date_trunc('day', hour, 'UTC')
-    ON CONFLICT (hour, {", ".join(_PLACE)}) DO UPDATE SET
-    {", ".join(f"{name} = traffic_costshare.{name} + EXCLUDED.{name}" for name in _SHARE_SUMS)},
-    {", ".join(f"{name} = greatest(traffic_costshare.{name}, EXCLUDED.{name})" for name in _SHARE_SOURCES)}
-"""  # noqa: S608 - only names from above
-_SUMMED = (*COUNTS, *AMOUNTS)
-_TO_DAYS = f"""
-    WITH gone AS (DELETE FROM traffic_usagehour WHERE hour < %s RETURNING *)
-    INSERT INTO traffic_usageday ({", ".join((*ACCOUNT, "day", *_SUMMED))})
-    SELECT {", ".join(ACCOUNT)}, (hour AT TIME ZONE 'UTC')::date, {", ".join(f"sum({name})" for name in _SUMMED)}
-    FROM gone GROUP BY {", ".join(ACCOUNT)}, (hour AT TIME ZONE 'UTC')::date
-    ON CONFLICT ({", ".join(ACCOUNT)}, day) DO UPDATE SET
-    {", ".join(f"{name} = traffic_usageday.{name} + EXCLUDED.{name}" for name in _SUMMED)}
-"""  # noqa: S608 - only names from above
 
 
 def usage_count(*, now: datetime) -> int:
@@ -126,14 +99,9 @@ def usage_count(*, now: datetime) -> int:
 
 
 def usage_trim(*, now: datetime) -> None:
-    """Adds expired hours to their days, and deletes expired days and marks."""
-    whole_days = (now - HOURS_KEPT).replace(hour=0, minute=0, second=0, microsecond=0)
-    with transaction.atomic(), connection.cursor() as cursor:
-        cursor.execute(_TO_DAYS, [whole_days])
-        cursor.execute(_SHARES_TO_DAYS, [whole_days])
-    UsageDay.objects.filter(day__lt=(now - DAYS_KEPT).date()).delete()
-    CellHour.objects.filter(hour__lt=now - DAYS_KEPT).delete()
-    CostShare.objects.filter(hour__lt=now - DAYS_KEPT).delete()
+    """Sums past days, and deletes expired hours, days and marks."""
+    days_sum(now=now)
+    days_trim(now=now)
     UsageMark.objects.filter(at__lt=now - MARKS_KEPT).delete()
 
 
@@ -148,6 +116,7 @@ def _count_usage(now: datetime) -> int:
     ]
     sources = {each.source for each in sent} | {claim.row.totals.source for claim in claims} | {CREDIT}
     with transaction.atomic():
+        days_reopen([now])
         stored = list(UsageMark.objects.filter(source__in=sources))
         marks = {each.place: each for each in (SourceTotals(m.source, m.subject, m.since, m.totals) for m in stored)}
         seen = plan_usage(sent, marks)

@@ -34,15 +34,15 @@ from traffic.usage.planning.figures import (
     csv_pieces,
 )
 from traffic.usage.planning.figures import COST_AMOUNT_COLUMNS as COST_AMOUNTS
-from traffic.usage.selectors import UsageRow, cost_rows, usage_stream
+from traffic.usage.selectors.costs import cost_rows
+from traffic.usage.selectors.usage import UsageRow, usage_stream
+from traffic.usage.services.day_sums import COUNTED_AFTER
 
 PARQUET_TYPE = "application/vnd.apache.parquet"
 MOST_PARQUET_ROWS = 1_000_000
 """A Parquet table is held in memory as a whole, at most about 300 MB."""
 LEASE = "traffic:usage-export"
 LEASE_TTL_S = 300.0
-SETTLED_AFTER = timedelta(minutes=10)
-"""Time after the end of a day until its last hour is counted and split."""
 DAYS_A_PASS = 7
 KIND_DIMENSIONS = tuple(name for name in COST_DIMENSIONS if name not in OF_ACCOUNTS)
 """Costs are written by machines with idle time; accounts are in the day's usage."""
@@ -150,7 +150,7 @@ def parse_target(target: str) -> tuple[str, str]:
 
 def _days_due(target: str, now: datetime) -> list[date]:
     """Returns past days with usage whose hours are kept and that lack one of their objects."""
-    over = (now - SETTLED_AFTER).astimezone(UTC).date()
+    over = (now - COUNTED_AFTER).astimezone(UTC).date()
     first = (now - HOURS_KEPT).astimezone(UTC).date() + timedelta(days=1)
     begins = datetime.combine(first, datetime.min.time(), UTC)
     first_open = CellHour.objects.filter(settled=False).aggregate(at=Min("hour"))["at"]

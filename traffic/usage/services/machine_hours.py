@@ -35,7 +35,8 @@ from traffic.usage.planning.energy import (
     use_of,
 )
 from traffic.usage.planning.prices import HOUR, MICRO, Kind, cost_of, parts_of_amount, parts_of_hours, split_hour
-from traffic.usage.selectors import fits_at, token_prices, weighing
+from traffic.usage.selectors.weights import fits_at, token_prices, weighing
+from traffic.usage.services.day_sums import days_reopen
 
 CLOCK = ("clock", "machines", "")
 """Mark up to which machines were counted, in Unix milliseconds."""
@@ -110,6 +111,7 @@ def _move_clock(now: datetime) -> datetime | None:
 
 def _add_hours(since: datetime, now: datetime) -> None:
     parts = parts_of_hours(since, now)
+    days_reopen(hour for hour, _ in parts)
     taken = _taken_since(sum(ms for _, ms in parts), now)
     rows = [row for kind in sorted(taken) for row in _rows_of(kind, taken[kind], parts)]
     with connection.cursor() as cursor:
@@ -218,6 +220,7 @@ def _cells_in_flight() -> set[str]:
 
 @transaction.atomic
 def _settle_hour(hour: datetime, deployment: str) -> None:
+    days_reopen([hour])
     machines = list(CellHour.objects.select_for_update().filter(hour=hour, deployment=deployment, settled=False))
     shares = list(CostShare.objects.select_for_update().filter(hour=hour, deployment=deployment).order_by("id"))
     price, fits = token_prices(hour + HOUR).get(deployment), fits_at(hour + HOUR)

@@ -23,7 +23,7 @@ from traffic.usage.planning.prices import (
     sample,
     weights_of,
 )
-from traffic.usage.selectors import token_prices
+from traffic.usage.selectors.weights import token_prices
 
 SOURCE = "work"
 """Source of marks about counted work of a node's engine."""

@@ -1,11 +1,15 @@
 """Marginal price of batches from known hours."""
 
 import random
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import pairwise
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from traffic.usage.planning.figures import BatchHour, marginal_price
+from traffic.usage.planning.figures import BatchHour, TimeParts, marginal_price, split_time
 
 
 def day_and_night(batch_usd: float, days: int = 4, noise: float = 0.0, seed: int = 1) -> list[BatchHour]:
@@ -49,3 +53,35 @@ def test_too_few_hours_or_such_as_are_all_alike_tell_nothing() -> None:
     assert marginal_price([BatchHour(10, 10**6, 0)] * 48) is None
     assert marginal_price([BatchHour(10, 10**6, 10**6)] * 48) is None
     assert marginal_price([BatchHour(0, 10**6, 10**6)] * 48) is None
+
+
+def at(day: int, hour: int = 0) -> datetime:
+    return datetime(2026, 11, day, hour, tzinfo=UTC)
+
+
+def days(*numbers: int) -> set[date]:
+    return {date(2026, 11, number) for number in numbers}
+
+
+def test_whole_days_are_read_from_sums_and_the_rest_by_hour() -> None:
+    assert split_time(at(3, 5), at(9, 7), days(2, 3, 4, 5, 7, 9)) == TimeParts(
+        days=((date(2026, 11, 4), date(2026, 11, 5)), (date(2026, 11, 7), date(2026, 11, 7))),
+        hours=((at(3, 5), at(4)), (at(6), at(7)), (at(8), at(9, 7))),
+    )
+
+
+def test_a_day_whose_hours_expired_is_read_whole() -> None:
+    assert split_time(at(3, 5), at(5, 7), days(4), days(2, 3)) == TimeParts(
+        days=((date(2026, 11, 3), date(2026, 11, 4)),), hours=((at(5), at(5, 7)),)
+    )
+    assert split_time(at(3, 5), at(3, 7), (), days(3)) == TimeParts(((date(2026, 11, 3), date(2026, 11, 3)),), ())
+
+
+@given(st.integers(0, 9 * 24), st.integers(1, 9 * 24), st.sets(st.integers(1, 20)))
+def test_each_hour_is_read_once(start: int, length: int, summed: set[int]) -> None:
+    begin = at(1) + timedelta(hours=start)
+    parts = split_time(begin, begin + timedelta(hours=length), days(*summed))
+    spans = [(datetime.combine(a, at(1).time(), UTC), datetime.combine(b, at(1).time(), UTC)) for a, b in parts.days]
+    ordered = sorted([*parts.hours, *((a, b + timedelta(days=1)) for a, b in spans)])
+    assert (ordered[0][0], ordered[-1][1]) == (begin, begin + timedelta(hours=length))
+    assert all(one[1] == after[0] for one, after in pairwise(ordered))
