@@ -158,7 +158,11 @@ USAGE_EXPORT = os.environ.get("SWITCHYARD_USAGE_EXPORT", "")
 """Destination of the daily usage files: `s3://bucket/prefix`; empty: none."""
 
 REQUEST_SAMPLES = int(os.environ.get("SWITCHYARD_REQUEST_SAMPLES", "1000000"))
-"""Maximum rows of sampled requests, about 0.5 GB per million. They are kept for a day, in large fleets for less"""
+"""Maximum rows of sampled requests that were answered, about 0.9 GB per million. They are kept for a day, in large
+fleets for less"""
+FAILED_REQUESTS_MIB = int(os.environ.get("SWITCHYARD_FAILED_REQUESTS_MIB", "512"))
+"""Maximum size of sampled requests that failed, a quarter of it for requests without a valid key. They are kept for a
+week, or until there are more"""
 
 CONTROL_LOOPS = {
     CONTROL_QUEUE: {

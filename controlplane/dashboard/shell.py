@@ -307,7 +307,9 @@ def _requests(text: str) -> Iterator[Match]:
     """Sampled requests by the beginning of their id."""
     for row in requests_named(text)[READ]:
         url = f"{reverse('requests')}?{urlencode({'q': row.request})}"
-        yield Match(url, row.request, row.outcome, row.tone.value, f"{row.cell}, {row.tenant or 'no tenant'}")
+        yield Match(
+            url, row.request, row.outcome, row.tone.value, f"{row.cell or row.ingress}, {row.tenant or 'no tenant'}"
+        )
 
 
 def _pages(text: str, access: Access) -> Iterator[Match]:

@@ -10,7 +10,7 @@ from engine_agent.protocol.request_bodies import BadRequest
 
 RETRY_HEADER = (b"x-switchyard-retry", b"1")
 ERROR_HEADER = b"x-switchyard-error"
-"""The code of a 5xx, for the counts of the ingress."""
+"""The code of an error, for the counts of the ingress."""
 RETRY_AFTER_S = 1
 
 

@@ -2,7 +2,7 @@
 failed ones. Bounded in number and memory; a request that is in no sample costs one random number and two comparisons.
 
 Algorithm R keeps the uniform sample (J. Vitter, "Random sampling with a reservoir", 1985). Failed requests share their
-places: if none is left, the tenant with the most gives one up, so that no tenant can hide the errors of another."""
+places by tenant (`FairPlaces`)."""
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -29,6 +29,36 @@ Describe = Callable[[], RequestSample]
 """Makes the sample of the request that ended; called only if it is kept. The kind is set here."""
 
 
+class FairPlaces:
+    """A number of places that owners share. If none is left, the owner with the most gives one up, so that no owner can
+    hide the samples of another. Those of one owner have the same chance."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._offered: Counter[str] = Counter()
+        self._kept: list[tuple[str, RequestSample]] = []
+
+    @property
+    def samples(self) -> list[RequestSample]:
+        return [sample for _, sample in self._kept]
+
+    def offer(self, owner: str, describe: Describe) -> None:
+        self._offered[owner] += 1
+        if len(self._kept) < self._most:
+            self._kept.append((owner, describe()))
+            return
+        kept = Counter(each for each, _ in self._kept)
+        most, _ = max(kept.items(), key=lambda pair: pair[1])
+        if kept[owner] < kept[most] - 1:
+            loser = most
+        elif kept[owner] and random() * self._offered[owner] < kept[owner]:
+            loser = owner
+        else:
+            return
+        places = [place for place, (each, _) in enumerate(self._kept) if each == loser]
+        self._kept[places[int(random() * len(places))]] = (owner, describe())
+
+
 _Slow = tuple[float, int, RequestSample]
 
 
@@ -41,8 +71,8 @@ class _Open:
     """With the number of the request in the window, by which both samples know the same request."""
     slowest: tuple[list[_Slow], list[_Slow]] = field(default_factory=lambda: ([], []))
     """Heaps of whole answers and of streams; the fastest of them first."""
-    errors: list[RequestSample] = field(default_factory=list)
-    failed_of: Counter[str] = field(default_factory=Counter)
+    errors: FairPlaces = field(default_factory=lambda: FairPlaces(SAMPLES_OF_A_KIND))
+    """By tenant."""
 
 
 class RequestSampler:
@@ -74,20 +104,7 @@ class RequestSampler:
     def failed(self, now: float, tenant: str, describe: Describe) -> None:
         window = self._at(now)
         window.failed += 1
-        window.failed_of[tenant] += 1
-        if len(window.errors) < SAMPLES_OF_A_KIND:
-            window.errors.append(describe())
-            return
-        kept = Counter(each.tenant for each in window.errors)
-        most, _ = max(kept.items(), key=lambda pair: pair[1])
-        if kept[tenant] < kept[most] - 1:
-            loser = most
-        elif kept[tenant] and random() * window.failed_of[tenant] < kept[tenant]:
-            loser = tenant
-        else:
-            return
-        places = [place for place, each in enumerate(window.errors) if each.tenant == loser]
-        window.errors[places[int(random() * len(places))]] = describe()
+        window.errors.offer(tenant, describe)
 
     def closed(self, now: float, after: int) -> ClosedWindows:
         """The closed windows that a reader lacks which has all up to number `after`."""
@@ -112,7 +129,7 @@ class RequestSampler:
         ordinary = [sample for _, sample in window.uniform]
         by_rank = zip_longest(*(sorted(heap, reverse=True) for heap in window.slowest))
         slow = [each[2] for pair in by_rank for each in pair if each is not None and each[1] not in uniform]
-        errors = list(window.errors)
+        errors = window.errors.samples
         shuffle(ordinary)
         shuffle(errors)
         kinds = ((SampleKind.UNIFORM, ordinary), (SampleKind.SLOW, slow), (SampleKind.ERROR, errors))

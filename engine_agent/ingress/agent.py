@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from time import time
 
 from engine_agent.ingress.access_log import LogPipe, RefusalCounting, open_pipe
 from engine_agent.ingress.application_tls import ApplicationTlsState
@@ -31,6 +32,7 @@ from engine_agent.ingress.report import (
     read_key_counts,
     telemetry,
 )
+from engine_agent.ingress.request_samples import RefusedSampler
 from engine_agent.ingress.routing_maps import MODELS_MAP
 from engine_agent.ingress.running import LostHosts
 from engine_agent.ingress.runtime_api import take_back_requests
@@ -41,6 +43,7 @@ from engine_agent.node.identity import Identity
 from engine_agent.node.journal import CorruptJournal, Journal
 from engine_agent.protocol.ingress_messages import ApplicationTls, IngressObserved, IngressReport, RoutingTable
 from engine_agent.protocol.messages import Order
+from engine_agent.protocol.request_messages import RequestWindow
 
 log = logging.getLogger(__name__)
 
@@ -73,7 +76,8 @@ class IngressAgent:
         )
         self.body_parsers = tuple(_body_parser(tier, settings, binary) for tier in settings.body_parsers)
         self._refusals = RefusalCounting(settings.state_dir)
-        self.access_log = LogPipe(settings.state_dir, note=self._refusals.note)
+        self._samples = RefusedSampler(settings.ingress_id, time)
+        self.access_log = LogPipe(settings.state_dir, note=self._note_lines)
         self._settings = settings
         self._journal = Journal(settings.state_dir / JOURNAL_FILE, RoutingTable)
         self._identity = identity
@@ -113,8 +117,9 @@ class IngressAgent:
             self._pending_table, self._accept_at_s = message, 0.0
             self._wake.set()
 
-    async def run(self, send: Callable[[IngressReport], None]) -> None:
-        """Loads the journal and supervises the HAProxies until cancelled. `send` takes each report."""
+    async def run(self, send: Callable[[IngressReport], None], send_requests: Callable[[RequestWindow], None]) -> None:
+        """Loads the journal and supervises the HAProxies until cancelled. `send` takes each report, `send_requests` the
+        samples of requests that failed without a cell."""
         self._resume()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.access_log.carry())
@@ -122,7 +127,7 @@ class IngressAgent:
             group.create_task(self.caches.run())
             for parser in self.body_parsers:
                 group.create_task(self._supervise_parser(parser))
-            group.create_task(self._supervise_serving(send))
+            group.create_task(self._supervise_serving(send, send_requests))
 
     async def stop(self, grace_s: float) -> None:
         """Lets streams finish for `grace_s` seconds, then stops all HAProxies."""
@@ -149,7 +154,9 @@ class IngressAgent:
     def _desired_from(self, table: RoutingTable) -> DesiredHaproxy:
         return replace(desired_from(table, self._fleet()), applications=self._applications.in_force)
 
-    async def _supervise_serving(self, send: Callable[[IngressReport], None]) -> None:
+    async def _supervise_serving(
+        self, send: Callable[[IngressReport], None], send_requests: Callable[[RequestWindow], None]
+    ) -> None:
         while True:
             if await self._applications.accept(self._desired or EMPTY_DESIRED) and self._desired is not None:
                 self._desired = replace(self._desired, applications=self._applications.in_force)
@@ -160,10 +167,16 @@ class IngressAgent:
             await self._count_keys()
             if (report := self._report()) is not None:
                 send(report)
+            for window in self._samples.take():
+                send_requests(window)
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
                     await self._wake.wait()
             self._wake.clear()
+
+    def _note_lines(self, lines: bytes) -> None:
+        self._samples.note(lines)
+        self._refusals.note(lines)
 
     async def _pass(self, desired: DesiredHaproxy | None) -> None:
         answers = self.serving.readings_total

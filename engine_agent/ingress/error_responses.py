@@ -27,7 +27,7 @@ _OPEN = "%[var(txn.error_open)]"
 ANTHROPIC_TYPES_TEXT = "".join(f"{status}={kind} " for status, kind in ANTHROPIC_TYPES.items())
 """For `refuse.lua`, which turns OpenAI's form into Anthropic's."""
 BAD_BODY_RULE: Final = (
-    f"http-request return status 400 {JSON_CONTENT_TYPE} lf-string "
+    f"http-request return status 400 {JSON_CONTENT_TYPE} hdr {headers.ERROR} '%[var(txn.body_code)]' lf-string "
     f"""'{{{_OPEN}"error":{{"message":"%[var(txn.body_error),json(utf8s)]","type":"invalid_request_error","""
     """"param":%[var(txn.body_param)],"code":"%[var(txn.body_code)]"}}'"""
 )
@@ -67,8 +67,7 @@ class ErrorResponse:
         more = self.headers
         if self.retry_after_s:
             more = (*more, ("Retry-After", retry_after(self.retry_after_s)))
-        if self.status >= 500:
-            more = (*more, (headers.ERROR, self.code))
+        more = (*more, (headers.ERROR, self.code))
         return f"{JSON_CONTENT_TYPE} lf-string '{body}'" + "".join(f" hdr {name} '{text}'" for name, text in more)
 
 

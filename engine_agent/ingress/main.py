@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         "--access-log",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="log every request, not only those that failed",
+        help="log every request, not only those answered 400 or above",
     )
     return parser
 
@@ -159,7 +159,7 @@ async def _serve(settings: IngressSettings, binary: Path, enrolment: Enrolment, 
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     metrics = serve_metrics(metrics_port, connection.exposition)
-    works = (ingress.run(connection.send), connection.run(), metrics, stopping.wait())
+    works = (ingress.run(connection.send, connection.send_requests), connection.run(), metrics, stopping.wait())
     tasks = [asyncio.create_task(work) for work in works]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:

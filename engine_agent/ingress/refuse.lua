@@ -31,7 +31,7 @@ local function refuse(applet, status, retry_after_ms, body)
     applet:set_status(status)
     applet:add_header("content-type", "application/json")
     applet:add_header("content-length", tostring(#body))
-    local code = status >= 500 and body:match('"code":"([%w_]+)"')
+    local code = body:match('"code":"([%w_]+)"')
     if code then applet:add_header("x-switchyard-error", code) end
     if retry_after_ms then
         applet:add_header("retry-after", tostring(math.max(1, math.ceil(retry_after_ms / 1000))))

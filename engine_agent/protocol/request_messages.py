@@ -1,5 +1,6 @@
 """Samples of a cell's requests, as its proxy takes them and its leader's agent sends them: a uniform sample, the
-slowest, and the failed ones of each window. A sample has names, counts and times of a request, and never its text.
+slowest, and the failed ones of each window. Ingresses send those that failed without a cell. A sample has names, counts
+and times of a request, and never its text.
 Every member is bounded, because the control plane stores what a node sends."""
 
 from enum import StrEnum
@@ -14,6 +15,8 @@ SAMPLES_OF_A_KIND = 16
 less than 20 KB."""
 MAX_WINDOW_SAMPLES = 4 * SAMPLES_OF_A_KIND
 """Slow streams and slow whole answers are two kinds: their times to the first byte cannot be compared."""
+REFUSALS_WITH_KEY, REFUSALS_WITHOUT_KEY = 32, 16
+"""Of one window of an ingress. Together less than a window may have."""
 REQUEST_ID_CHARS_MAX = 128
 
 Name = Annotated[str, Meta(max_length=64)]
@@ -27,6 +30,8 @@ class SampleKind(StrEnum):
     SLOW = "slow"
     """One of the slowest streams or whole answers of its window, and not in the uniform sample."""
     ERROR = "error"
+    REFUSED = "refused"
+    """Failed at an ingress without a valid key, so no tenant is known. Its own kind, because anyone can cause it."""
 
 
 class RequestSample(Struct, frozen=True, omit_defaults=True):
@@ -40,7 +45,7 @@ class RequestSample(Struct, frozen=True, omit_defaults=True):
     the time is unknown.
 
     `in_flight`: requests in the cell when it arrived. `reason`: the code of a refusal. `is_handed_back`: the ingress
-    tried another cell."""
+    tried another cell. `deployment`: from ingresses, if the request got as far as a pool."""
 
     request: Annotated[str, Meta(max_length=REQUEST_ID_CHARS_MAX)]
     at: Annotated[float, Meta(ge=0, le=1e11)]
@@ -65,12 +70,13 @@ class RequestSample(Struct, frozen=True, omit_defaults=True):
     ingress_ms: Milliseconds | None = None
     queue_ms: Milliseconds | None = None
     first_ms: Milliseconds | None = None
+    deployment: Annotated[str, Meta(max_length=96)] = ""
 
 
 class RequestWindow(Struct, frozen=True, tag="requests"):
     """The samples of one window of a cell, sent once; a lost one is not repeated. `answered` and `failed`: all requests
     of the window, sampled or not. The samples of each kind are in the order in which a reader may cut them: the slowest
-    first, others by chance."""
+    first, others by chance. Empty `cell`: an ingress's, whose samples are all failed ones."""
 
     cell: Annotated[str, Meta(max_length=160)]
     generation: int

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers
@@ -13,8 +14,8 @@ from engine_agent.protocol.request_messages import SampleKind
 from fleet.load.api import RangeOptionsSerializer
 from fleet.reconcile.planning.states import choices
 from fleet.requests.models import RequestSample
-from fleet.requests.planner import Comparison, Finding, Stage, compare_requests
-from fleet.requests.selectors import requests_between, requests_compared
+from fleet.requests.planner import FAILED, Comparison, Finding, Stage, compare_requests
+from fleet.requests.selectors import failed_requests, requests_between, requests_compared
 from kernel import clock
 from kernel.rest.serializers import validated
 from kernel.rest.view_sets import ReadOnlyModelViewSet
@@ -40,6 +41,7 @@ class RequestSerializer(serializers.ModelSerializer[RequestSample]):
 class RequestFilter(filters.FilterSet):
     request = filters.CharFilter(lookup_expr="startswith", help_text="The beginning of a request id.")
     kind = filters.ChoiceFilter(choices=choices(SampleKind))
+    failed = filters.BooleanFilter(method="by_failure", help_text="Of kind `error` or `refused`, or of another kind.")
     cell = filters.CharFilter()
     deployment = filters.CharFilter()
     region = filters.CharFilter()
@@ -47,6 +49,9 @@ class RequestFilter(filters.FilterSet):
     key = filters.CharFilter(help_text="Prefix of the application key.")
     since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte", help_text="At or after.")
     until = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt", help_text="Before.")
+
+    def by_failure(self, found: QuerySet[RequestSample], _name: str, value: bool) -> QuerySet[RequestSample]:
+        return failed_requests(found) if value else found.exclude(kind__in=FAILED)
 
 
 class FindingSerializer(serializers.Serializer[Finding]):
@@ -84,7 +89,7 @@ class ComparisonSerializer(serializers.Serializer[Comparison]):
 
 
 class ComparisonOptionsSerializer(RangeOptionsSerializer):
-    """A cell, a deployment, or a deployment in a region; samples are kept for a day."""
+    """A cell, a deployment, or a deployment in a region; samples of answered requests are kept for a day."""
 
     cell = serializers.CharField(default="")
     deployment = serializers.CharField(default="")
@@ -92,8 +97,9 @@ class ComparisonOptionsSerializer(RangeOptionsSerializer):
 
 
 class RequestViewSet(ReadOnlyModelViewSet[RequestSample]):
-    """Sampled requests, newest first: a uniform sample, the slowest and the failed ones of each cell and half minute.
-    They have no text of requests, and are kept for a day."""
+    """Sampled requests, newest first: a uniform sample, the slowest and the failed ones of each cell and half minute,
+    and those that ingresses answered with an error. They have no text of requests. They are kept for a day, failed ones
+    for a week, or for less time at the limits of their number."""
 
     queryset = RequestSample.objects.all()
     serializer_class = RequestSerializer

@@ -6,27 +6,31 @@ from django.db import models
 
 from engine_agent.protocol.request_messages import REQUEST_ID_CHARS_MAX, SampleKind
 from fleet.reconcile.planning.states import choices
+from fleet.requests.planner import FAILED
 from kernel.tones import Tone
 
 
 class RequestSample(models.Model):
     """A request that a cell's proxy sampled (`engine_agent.protocol.request_messages.RequestSample`), and never its
-    text. `cell`, `deployment` and `region` outlive their rows: a sample is kept for a day at most. Names come from the
-    node that leads the cell; a tenant's page checks them against what ingresses counted."""
+    text. `cell`, `deployment` and `region` outlive their rows. Names come from the node that leads the cell; a tenant's
+    page checks them against what ingresses counted. Rows without a cell are from ingresses, for requests that no cell
+    answered; their tenant is that of the key, as the control plane knows it."""
 
-    cell = models.CharField(max_length=160, help_text="The cell whose proxy measured it.")
-    deployment = models.CharField(max_length=96)
+    cell = models.CharField(
+        max_length=160, blank=True, help_text="The cell whose proxy measured it; empty: no cell answered."
+    )
+    deployment = models.CharField(max_length=96, blank=True)
     region = models.CharField(max_length=64)
     generation = models.PositiveIntegerField(help_text="Start of the cell.")
     request = models.CharField(max_length=REQUEST_ID_CHARS_MAX, help_text="`X-Request-Id` of the answer.")
-    at = models.DateTimeField(help_text="When it reached the cell.")
+    at = models.DateTimeField(help_text="When it reached the cell, or the ingress.")
     kind = models.CharField(
         max_length=8,
         choices=choices(SampleKind),
-        help_text="`uniform` sample, one of the `slow`est, or an `error`.",
+        help_text="`uniform` sample, one of the `slow`est, an `error`, or `refused` without a valid key.",
     )
     status = models.PositiveSmallIntegerField(help_text="HTTP status of the answer.")
-    reason = models.CharField(max_length=64, blank=True, help_text="Code of the error; empty: the engine's own answer.")
+    reason = models.CharField(max_length=64, blank=True, help_text="Code of the error; empty: none was stated.")
     tenant = models.CharField(max_length=64, blank=True)
     key = models.CharField(max_length=16, blank=True, help_text="Prefix of the application key.")
     serving_class = models.CharField(max_length=16, blank=True)
@@ -51,9 +55,15 @@ class RequestSample(models.Model):
         constraints = [models.UniqueConstraint(fields=["cell", "at", "request"], name="request_sample_once")]
         indexes = [
             models.Index(fields=["at"], name="request_sample_at"),
+            models.Index(fields=["kind", "at"], name="request_of_kind"),
             models.Index(fields=["deployment", "at"], name="request_of_deployment"),
             models.Index(fields=["request"], name="request_by_id", opclasses=["text_pattern_ops"]),
             models.Index(fields=["key", "at"], name="request_errors_of_key", condition=models.Q(kind="error")),
+            models.Index(
+                fields=["tenant", "at"],
+                name="request_errors_of_tenant",
+                condition=models.Q(kind="error", cell=""),
+            ),
         ]
 
     def __str__(self) -> str:
@@ -65,7 +75,7 @@ class RequestSample(models.Model):
 
     @property
     def tone(self) -> Tone:
-        if self.kind != SampleKind.ERROR.value:
+        if self.kind not in FAILED:
             return Tone.OK
         return Tone.WARN if 400 <= self.status < 500 or self.is_handed_back else Tone.BAD
 

@@ -15,13 +15,15 @@ from controlplane.dashboard.lists import Column, List, ListPage
 from engine_agent.protocol.request_messages import SampleKind
 from fleet.reconcile.planning.states import choices
 from fleet.requests.models import RequestSample
-from fleet.requests.planner import Comparison, compare_requests
+from fleet.requests.planner import FAILED, Comparison, compare_requests
 from fleet.requests.selectors import MOST_COMPARED, failed_requests, requests_between, requests_compared
 from kernel.time_ranges import Ranges, TimeRange
 
 SLOWEST_SHOWN, FAILED_SHOWN = 10, 20
-OF_SAMPLES = Ranges(("1h", "6h", "1d"), "1d")
-"""Samples are kept for a day."""
+OF_SAMPLES = Ranges(("1h", "6h", "1d", "7d"), "1d")
+"""Samples are kept for a day, failed ones for a week."""
+FAILED_KINDS = "failed"
+"""In place of a kind: both kinds of failed requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class SlowRequests:
 def slow_requests(place: Place, now: datetime) -> SlowRequests:
     """Three queries at most."""
     samples = requests_compared(place.samples)
-    kept = place.samples.exclude(kind=SampleKind.ERROR.value)
+    kept = place.samples.exclude(kind__in=FAILED)
     slowest = kept.order_by(F("first_ms").desc(nulls_last=True), "-id")
     oldest = samples[-1].at if len(samples) >= MOST_COMPARED else None
     shown = REQUEST_LIST.part(list(slowest[:SLOWEST_SHOWN]), now, SLOWEST_SHOWN)
@@ -94,6 +96,8 @@ def _listed(request: PageRequest) -> QuerySet[RequestSample]:
     found, kind = requests_between(request.span), request.text("kind")
     if kind in set(SampleKind):
         found = found.filter(kind=kind)
+    elif kind == FAILED_KINDS:
+        found = failed_requests(found)
     for column in ("cell", "deployment", "region", "tenant", "key", "prefix", "ingress"):
         if value := request.text(column):
             found = found.filter(**{column: value})
@@ -111,7 +115,15 @@ REQUEST_LIST: List[RequestSample] = List(
     columns=(
         Column("request", "Request", lambda row: row.request),
         Column("outcome", "Answer", lambda row: row.outcome, ("status",)),
-        Column("at", "At", lambda row: row.at, ("at",), "number", "Arrival at the cell", True),
+        Column(
+            "at",
+            "At",
+            lambda row: row.at,
+            ("at",),
+            "number",
+            "Arrival at the cell, or at the ingress if no cell answered",
+            True,
+        ),
         Column("tenant", "Tenant and key", lambda row: f"{row.tenant} {row.key}".strip(), ("tenant", "key"), "wide"),
         Column("prompt", "Prompt", lambda row: row.prompt_tokens, ("prompt_tokens",), "wide number", "Tokens", True),
         Column(
@@ -130,7 +142,7 @@ REQUEST_LIST: List[RequestSample] = List(
 
 
 def _filter(request: PageRequest) -> Filter:
-    kind = choose_labelled(request, "kind", (("", "every sample"), *choices(SampleKind)))
+    kind = choose_labelled(request, "kind", (("", "every sample"), (FAILED_KINDS, "Failed"), *choices(SampleKind)))
     kept = tuple(
         (name, value) for name in ("cell", "tenant", "key", "prefix", "ingress") if (value := request.text(name))
     )

@@ -15,7 +15,17 @@ from engine_agent.protocol.request_messages import SAMPLES_OF_A_KIND, WINDOW_S, 
 from fleet.load.planner import more_by_chance
 
 KEPT_S = 86_400
-"""How long a sample is kept."""
+"""How long a sample of an answered request is kept."""
+FAILED_KEPT_S = 7 * 86_400
+"""The same of failed requests, which are few and are searched for by their id days later."""
+FAILED = (SampleKind.ERROR, SampleKind.REFUSED)
+ORDINARY = (SampleKind.UNIFORM, SampleKind.SLOW)
+REFUSED_SHARE = 0.25
+"""Of the bytes for failed requests. Anyone can cause requests without a valid key, so they have their own share."""
+INDEX_BYTES = 700
+"""Entries of one row in all indexes, with pages three quarters full (`tests/fleet/requests/test_services.py` measures
+full ones)."""
+LARGEST_ROW_BYTES = 1500
 SLOW_FROM = 2.0
 """Times the median. Half of the requests cannot be slow, so the median is that of ordinary ones."""
 LEAST_REQUESTS = 20
@@ -29,11 +39,17 @@ SAME_REQUESTS = 0.8
 MOST_FINDINGS = 6
 
 
-def samples_of_a_kind(*, rows_max: int, cells: int) -> int:
+def samples_of_a_kind(*, rows_max: int, cells: int, kinds: int) -> int:
     """Samples of each kind that a cell may store for a window, so that a fleet of so many cells keeps a day of samples
-    in `rows_max` rows. At least one: a larger fleet keeps less than a day."""
+    of these kinds in `rows_max` rows. At least one: a larger fleet keeps less than a day."""
     of_window = rows_max / (KEPT_S / WINDOW_S)
-    return max(1, min(SAMPLES_OF_A_KIND, math.floor(of_window / (3 * max(1, cells)))))
+    return max(1, min(SAMPLES_OF_A_KIND, math.floor(of_window / (kinds * max(1, cells)))))
+
+
+def failed_rows(kind: SampleKind, *, budget_bytes: int, row_bytes: float) -> int:
+    """Rows of failed requests of a kind that fit its share of a budget, if a row has so many bytes without indexes."""
+    share = REFUSED_SHARE if kind is SampleKind.REFUSED else 1 - REFUSED_SHARE
+    return int(budget_bytes * share / (row_bytes + INDEX_BYTES))
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +165,7 @@ class Comparison:
 
 def compare_requests(requests: Iterable[SampledRequest]) -> Comparison:
     """Compares the slow requests of a sample with its ordinary ones."""
-    answered = [each for each in requests if each.kind != SampleKind.ERROR.value]
+    answered = [each for each in requests if each.kind not in FAILED]
     streams = _threshold_ms([each for each in answered if each.is_stream])
     whole = _threshold_ms([each for each in answered if not each.is_stream])
     slow, others = _split(answered, {True: streams, False: whole})

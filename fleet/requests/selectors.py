@@ -8,7 +8,7 @@ from django.db.models import Q, QuerySet
 
 from engine_agent.protocol.request_messages import SampleKind
 from fleet.requests.models import RequestSample
-from fleet.requests.planner import KEPT_S, SampledRequest
+from fleet.requests.planner import FAILED, FAILED_KEPT_S, SampledRequest
 from kernel.time_ranges import TimeRange
 
 MOST_COMPARED = 6000
@@ -31,21 +31,26 @@ def requests_between(
 
 def requests_compared(found: QuerySet[RequestSample]) -> list[SampledRequest]:
     """The newest `MOST_COMPARED` answered requests."""
-    answered = found.exclude(kind=SampleKind.ERROR.value).values_list(*_COLUMNS)
+    answered = found.exclude(kind__in=FAILED).values_list(*_COLUMNS)
     return [SampledRequest(*row) for row in answered[:MOST_COMPARED]]
 
 
 def failed_requests(found: QuerySet[RequestSample]) -> QuerySet[RequestSample]:
-    return found.filter(kind=SampleKind.ERROR.value)
+    return found.filter(kind__in=FAILED)
 
 
-def failed_requests_of_keys(places: Iterable[tuple[str, str]], now: datetime) -> QuerySet[RequestSample]:
-    """Failed requests of these (key, deployment), newest first. Without any: none."""
-    whose = Q(pk__in=[])
+def failed_requests_of_keys(places: Iterable[tuple[str, str]], now: datetime, **whose: str) -> QuerySet[RequestSample]:
+    """Failed requests in cells of these (key, deployment), and at ingresses of a `tenant` or `key`, newest first."""
+    found = Q(cell="", **whose) if whose else Q(pk__in=[])
     for key, deployment in places:
-        whose |= Q(key=key, deployment=deployment)
-    recent = RequestSample.objects.filter(kind=SampleKind.ERROR.value, at__gte=now - timedelta(seconds=KEPT_S))
-    return recent.filter(whose).exclude(key="").order_by("-at", "-id")
+        found |= Q(key=key, deployment=deployment)
+    recent = RequestSample.objects.filter(kind=SampleKind.ERROR.value, at__gte=now - timedelta(seconds=FAILED_KEPT_S))
+    return recent.filter(found).exclude(key="").order_by("-at", "-id")
+
+
+def refused_requests_named(request: str) -> QuerySet[RequestSample]:
+    """Requests without a valid key, by their complete id, newest first. Only who sent one knows its random id."""
+    return RequestSample.objects.filter(kind=SampleKind.REFUSED.value, request=request).order_by("-at", "-id")
 
 
 def requests_named(text: str) -> QuerySet[RequestSample]:

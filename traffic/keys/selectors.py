@@ -11,7 +11,8 @@ from django.db.models.functions import Cast, Coalesce
 
 from engine_agent.protocol.ingress_messages import ApiKey
 from fleet.requests.models import RequestSample
-from fleet.requests.selectors import failed_requests_of_keys
+from fleet.requests.planner import FAILED_KEPT_S
+from fleet.requests.selectors import failed_requests_of_keys, refused_requests_named
 from traffic.keys.models import ApplicationKey, KeyPolicy
 from traffic.keys.planner import LIMITS, KeyRingVersion, KeyState, playground_key, with_sender
 from traffic.routing.models import Ingress, RoutingTable
@@ -22,8 +23,8 @@ KEY_RING = "key_ring"
 """Key in the body of a stored routing table: the version of its application keys. The keys are not stored there,
 because thousands would be copied with every change of a cell."""
 USAGE_SHOWN = timedelta(hours=24)
-SAMPLES_USED = timedelta(hours=25)
-"""The day of samples, and the hour in which it began."""
+SAMPLES_USED = timedelta(seconds=FAILED_KEPT_S) + timedelta(hours=1)
+"""The time of samples, and the hour in which it began."""
 
 
 def key_policy() -> KeyPolicy:
@@ -87,13 +88,17 @@ MOST_PLACES = 200
 """Pairs of key and deployment whose failed requests are read."""
 
 
-def failed_requests_of(now: datetime, **whose: str) -> QuerySet[RequestSample]:
-    """The sampled failed requests of a `tenant` or a `key`, newest first. A node names the key of each sample, so only
-    samples count whose key is known to have used their deployment: usage counts no more than ingresses saw of the key.
-    """
+def failed_requests_of(now: datetime, *, request: str = "", **whose: str) -> QuerySet[RequestSample]:
+    """The sampled failed requests of a `tenant` or a `key`, newest first; with `request`, only the one of this id, also
+    if it had no valid key. A node names the key of each sample, so only samples count whose key is known to have used
+    their deployment: usage counts no more than ingresses saw of the key. Ingresses check keys themselves."""
     used = UsageHour.objects.filter(hour__gte=now - SAMPLES_USED, requests__gt=0, **whose).exclude(deployment="")
     places = used.exclude(key="").order_by().values_list("key", "deployment").distinct()[:MOST_PLACES]
-    return failed_requests_of_keys(places, now)
+    found = failed_requests_of_keys(places, now, **whose)
+    if not request:
+        return found
+    own = found.filter(request=request)
+    return own if own.exists() else refused_requests_named(request)
 
 
 def ingresses_with_keys() -> QuerySet[Ingress]:

@@ -3,15 +3,17 @@ immediately. Every change locks the single `KeyPolicy` row, so versions are sequ
 once and never stored."""
 
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
 
+from engine_agent.protocol.request_messages import RequestWindow
 from engine_agent.protocol.states import ServingClass
 from fleet.deployments.models import Deployment
+from fleet.requests.services import ingress_windows_store
 from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
@@ -235,3 +237,11 @@ def _next_version(policy: KeyPolicy) -> None:
     policy.save()
     live.push("keys")
     wake_ups.send(PUBLISH_TASK)
+
+
+def refused_requests_store(*, windows: Sequence[tuple[str, str, RequestWindow]], now: datetime) -> int:
+    """Stores windows of (ingress, region, window). The tenant of a key is the control plane's own. Returns the number
+    of new rows."""
+    prefixes = {sample.key for _, _, window in windows for sample in window.samples if sample.key}
+    tenants = dict(ApplicationKey.objects.filter(prefix__in=prefixes).values_list("prefix", "tenant"))
+    return ingress_windows_store(windows=windows, tenants=tenants, now=now)

@@ -8,13 +8,15 @@ import msgspec
 
 from engine_agent.protocol.ingress_messages import APPLICATION_TLS_SINCE, IngressReport
 from engine_agent.protocol.messages import DownMessage, Hello, UpMessage
+from engine_agent.protocol.request_messages import RequestWindow
 from engine_agent.protocol.states import PlainHttp
-from fleet.agents.consumers.handlers import ReportBuffer
+from fleet.agents.consumers.handlers import ReportBuffer, WindowBuffer
 from fleet.agents.consumers.hub import AgentSession
 from fleet.regions.models import Region
 from fleet.regions.selectors import application_tls, tls_versions
 from kernel import clock
 from kernel.refusals import Conflict
+from traffic.keys.services import refused_requests_store
 from traffic.region_shares.planning.load import pools_waiting
 from traffic.routing.models import Ingress
 from traffic.routing.selectors import (
@@ -33,6 +35,7 @@ log = logging.getLogger(__name__)
 class IngressHandler:
     def __init__(self) -> None:
         self._reports: ReportBuffer[IngressRow] = ReportBuffer()
+        self._windows = WindowBuffer()
         self._unable: set[str] = set()
 
     def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
@@ -41,6 +44,8 @@ class IngressHandler:
         return {hello.id: Conflict(f"{hello.id} is not an ingress") for hello in hellos if hello.id not in known}
 
     def on_message(self, session: AgentSession, message: UpMessage) -> bool:
+        if isinstance(message, RequestWindow):
+            self._windows.put(session, message)
         if not isinstance(message, IngressReport):
             return False
         row = _report_row(session, message)
@@ -53,6 +58,11 @@ class IngressHandler:
 
     def flush(self) -> None:
         self._reports.flush(ingress_reports_store)
+        if windows := self._windows.take():
+            refused_requests_store(
+                windows=[(session.identity.id, session.identity.region, window) for session, window in windows],
+                now=clock.now(),
+            )
 
     def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
         able = [session for session in sessions if session.hello.protocol >= APPLICATION_TLS_SINCE]

@@ -43,7 +43,7 @@ def requests(
     place = {"cell": cell, "deployment": deployment, "region": region}
     query = {name: value for name, value in place.items() if value}
     if request or failed or key:
-        listed = {"request": request, "key": key, "kind": "error" if failed else ""}
+        listed = {"request": request, "key": key, "failed": "true" if failed else ""}
         query |= {name: value for name, value in listed.items() if value}
         rows = list(run.connection.pages("requests", query, lines))[:lines]
         if request and not rows:

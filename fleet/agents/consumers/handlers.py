@@ -96,14 +96,33 @@ FAULTS_BURST = 30.0
 """Of one node. Simultaneous faults of all devices stay below; further ones add no information."""
 
 WINDOWS_KEPT = 1000
-"""Windows of samples that wait to be stored, at 60 KB at most; further ones are dropped."""
+"""At 60 KB at most."""
 WINDOWS_PER_S, WINDOWS_BURST = 0.1, 8.0
-"""Of one node, which closes a window every 30 s. The burst is what waits during a reconnection."""
+"""Of one agent, which closes a window every 30 s. The burst is what waits during a reconnection."""
 
 LOGS_KEPT = 200
 """Nodes with log lines waiting to be written; further ones are dropped."""
 
 log = logging.getLogger(__name__)
+
+
+class WindowBuffer:
+    """Windows of samples that wait to be stored, at most so many of one agent and in all. Further ones are dropped."""
+
+    def __init__(self) -> None:
+        self._windows: deque[tuple[AgentSession, RequestWindow]] = deque()
+        self._budgets: dict[str, TokenBucket] = {}
+
+    def put(self, session: AgentSession, window: RequestWindow) -> None:
+        now_s = clock.now().timestamp()
+        budget = self._budgets.setdefault(
+            session.identity.id, TokenBucket(per_s=WINDOWS_PER_S, burst=WINDOWS_BURST, now=now_s)
+        )
+        if len(self._windows) < WINDOWS_KEPT and budget.take(now_s):
+            self._windows.append((session, window))
+
+    def take(self) -> list[tuple[AgentSession, RequestWindow]]:
+        return [self._windows.popleft() for _ in range(len(self._windows))]
 
 
 class NodeHandler:
@@ -112,8 +131,7 @@ class NodeHandler:
         self._faults: deque[tuple[str, Fault, datetime]] = deque(maxlen=FAULTS_KEPT)
         self._logs: dict[str, LogTail] = {}
         self._fault_budgets: dict[str, TokenBucket] = {}
-        self._windows: deque[tuple[str, RequestWindow]] = deque()
-        self._window_budgets: dict[str, TokenBucket] = {}
+        self._windows = WindowBuffer()
 
     def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
         return hellos_store(hellos)
@@ -127,7 +145,7 @@ class NodeHandler:
                 self._logs[node] = message
             return True
         if isinstance(message, RequestWindow):
-            self._take_window(node, message)
+            self._windows.put(session, message)
             return False
         if not isinstance(message, Report):
             return False
@@ -153,12 +171,6 @@ class NodeHandler:
         self._faults.append((node, fault, now))
         return True
 
-    def _take_window(self, node: str, window: RequestWindow) -> None:
-        now_s = clock.now().timestamp()
-        budget = self._window_budgets.setdefault(node, TokenBucket(per_s=WINDOWS_PER_S, burst=WINDOWS_BURST, now=now_s))
-        if len(self._windows) < WINDOWS_KEPT and budget.take(now_s):
-            self._windows.append((node, window))
-
     def on_disconnect(self, session: AgentSession) -> None:
         self._reports.end(session.identity.id, session.key, _disconnected_report)
 
@@ -171,8 +183,7 @@ class NodeHandler:
 
     def _write_windows(self) -> None:
         """Samples that cannot be written are dropped: newer ones follow."""
-        windows = [self._windows.popleft() for _ in range(len(self._windows))]
-        if windows:
+        if windows := [(session.identity.id, window) for session, window in self._windows.take()]:
             request_windows_store(windows=windows, now=clock.now())
 
     def _write_logs(self) -> None:

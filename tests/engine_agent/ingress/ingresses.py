@@ -24,6 +24,7 @@ from engine_agent.protocol.ingress_messages import (
     Split,
 )
 from engine_agent.protocol.ports import hop_port
+from engine_agent.protocol.request_messages import RequestWindow
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.tls import fleet_of_rigs, identity_of
@@ -83,6 +84,7 @@ class RunningIngress:
         times = Times(connect_s=10, check_interval_ms=check_interval_ms, check_fast_ms=fast_ms, check_timeout_ms=10_000)
         self.use(IngressSettings(ingress_id, region, home, port=free_ingress_port(), max_connections=1000, times=times))
         self.reports: list[IngressReport] = []
+        self.windows: list[RequestWindow] = []
         self.revision = 0
         self.hop_secrets: tuple[str, ...] = (HOP_SECRET,)
         self.http: httpx.AsyncClient
@@ -101,7 +103,7 @@ class RunningIngress:
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["RunningIngress"]:
         """Runs until the block ends, then kills HAProxy."""
-        self._task = asyncio.create_task(self.ingress.run(self.reports.append))
+        self._task = asyncio.create_task(self.ingress.run(self.reports.append, self.windows.append))
         try:
             await eventually(lambda: self.reports and self.reports[-1].observed.haproxy_pid)
             async with httpx.AsyncClient(base_url=self.url, timeout=120, trust_env=False) as self.http:

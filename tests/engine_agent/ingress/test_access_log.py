@@ -15,6 +15,7 @@ import httpx
 import msgspec
 import pytest
 
+from engine_agent.ingress import request_samples
 from engine_agent.ingress.access_log import (
     LOG_FILE,
     MOST_ACCOUNTS,
@@ -247,15 +248,43 @@ async def test_what_a_cell_failed_is_its_own_and_what_it_handed_back_is_counted_
 
 @pytest.mark.processes
 @pytest.mark.asyncio
-async def test_a_fault_of_the_client_is_no_error_of_the_deployment(ingress: RunningIngress) -> None:
-    await ingress.route(pool(), keys=(KEY.entry,))
+async def test_faults_of_clients_are_sampled_and_no_errors_of_the_deployment(
+    ingress: RunningIngress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_samples, "WINDOW_S", 0.1)
+    expired = keyed("11111111", tenant="ads", expires_at=1.0)
+    await ingress.route(pool(), keys=(KEY.entry, expired.entry))
     wrong = {"Authorization": f"Bearer sw_ffffffff_{'0' * 48}"}
     assert (await ingress.post(BODY, **wrong)).status_code == 401
     assert (await ingress.post(b'{"model": "other"}')).status_code == 404
     assert (await ingress.post(b"{")).status_code == 400
     assert (await ingress.post(BODY, **{"X-Switchyard-Class": "batch"})).status_code == 503
     assert (await ingress.post(BODY)).status_code == 503
-    await counts(ingress, no_ready_cell=1)
+    assert (await ingress.post(BODY, **KEY.headers)).status_code == 503
+    assert (await ingress.post(BODY, **expired.headers)).status_code == 401
+    nested = b'{"model": "demo", "x": ' + b"[" * 900 + b"]" * 900 + b"}"
+    assert (await ingress.post(nested, **KEY.headers)).status_code == 400
+    await counts(ingress, no_ready_cell=2)
+
+    def sampled() -> set[tuple[int, str, str, str]]:
+        rows = [row for window in ingress.windows for row in window.samples]
+        assert {row.path for row in rows} == {"/v1/chat/completions"}
+        return {(row.status, row.reason, row.key, row.deployment) for row in rows}
+
+    await eventually(
+        lambda: (
+            sampled()
+            == {
+                (401, "invalid_api_key", "", ""),
+                (404, "model_not_found", "", ""),
+                (400, "invalid_json", "", ""),
+                (503, "no_ready_cell", "", "demo"),
+                (503, "no_ready_cell", KEY.entry.prefix, "demo"),
+                (401, "expired_api_key", "11111111", ""),
+                (400, "invalid_json", KEY.entry.prefix, "demo"),
+            }
+        )
+    )
 
 
 @pytest.mark.processes

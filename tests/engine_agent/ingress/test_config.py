@@ -101,7 +101,7 @@ def test_a_body_parser_is_asked_for_affinity_keys_only_where_they_are_of_use() -
 
 
 def test_without_an_access_log_only_failures_have_lines() -> None:
-    quiet = "http-after-response set-log-level silent unless { status ge 500 }"
+    quiet = "http-after-response set-log-level silent unless { status ge 400 }"
     for access_log, times in ((True, 0), (False, 1)):
         text = render(desired_from(EVERYTHING), replace(SETTINGS, access_log=access_log))
         assert text.partition("backend default")[0].count(quiet) == times

@@ -141,7 +141,7 @@ async def test_a_table_that_cannot_be_carried_out_is_refused_by_name(ingress: Ru
 async def test_a_taken_port_is_named_until_it_is_free(tmp_path: Path) -> None:
     ingress = RunningIngress(tmp_path / "home")
     with socket.create_server(("127.0.0.1", ingress.settings.port)):
-        task = asyncio.create_task(ingress.ingress.run(ingress.reports.append))
+        task = asyncio.create_task(ingress.ingress.run(ingress.reports.append, ingress.windows.append))
         await eventually(lambda: ingress.reports and "Address already in use" in ingress.reports[-1].observed.reason)
     await eventually(lambda: ingress.reports[-1].observed.reason == "")
     assert ingress.haproxy.pid

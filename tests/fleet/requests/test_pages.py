@@ -146,6 +146,61 @@ def test_a_node_cannot_write_to_a_tenant_that_does_not_use_its_deployment(keys: 
     assert [row["request_id"] for row in own_errors(ours.text)[1]["data"]] == ["our-failure"]
 
 
+def refused_at_ingress(name: str, **columns: Any) -> None:
+    own = {"cell": "", "generation": 0, "ingress": "i-1", "completion_tokens": 0, "queue_ms": None, "first_ms": None}
+    stored(name, **{**own, "status": 401, "kind": "refused", "deployment": "", "reason": "invalid_api_key", **columns})
+
+
+@pytest.fixture
+def refusals(keys: tuple[NewKey, NewKey]) -> tuple[NewKey, NewKey]:
+    ours, theirs = keys
+    for key, name in ((ours, "our-limit"), (theirs, "their-limit")):
+        of_key = {"tenant": key.key.tenant, "key": key.key.prefix}
+        refused_at_ingress(name, kind="error", status=429, reason="rate_limit_exceeded", **of_key)
+    refused_at_ingress("revoked-key-1")
+    return keys
+
+
+def test_a_key_reads_requests_that_no_cell_answered(refusals: tuple[NewKey, NewKey]) -> None:
+    ours, _ = refusals
+
+    def rows_of(**query: str) -> list[str]:
+        return [row["request_id"] for row in own_errors(ours.text, **query)[1]["data"]]
+
+    assert set(rows_of()) == {"our-failure", "our-limit"}
+    assert rows_of(request_id="our-limit") == ["our-limit"]
+    assert rows_of(request_id="revoked-key-1") == ["revoked-key-1"]
+    for odd in ("their-limit", "revoked-key", "%", "r" * 5000):
+        assert rows_of(request_id=odd) == []
+    assert own_errors(ours.text, request_id="\x00")[0] == 400
+
+
+def test_the_page_of_a_tenant_finds_a_request_by_its_id(refusals: tuple[NewKey, NewKey]) -> None:
+    ours, _ = refusals
+    client = Client()
+    client.post("/tenant/", {"key": ours.text})
+    shown = client.get("/tenant/").text
+    assert "our-limit" in shown
+    assert "revoked-key-1" not in shown
+    found = client.get("/tenant/?request=revoked-key-1").text
+    assert "invalid_api_key" in found
+    assert "no valid key" in found
+    assert "our-failure" not in found
+    for odd in ("their-limit", "revoked-key", "r" * 5000):
+        assert "No sampled request failed" in client.get(f"/tenant/?request={odd}").text
+    assert client.get("/tenant/?request=%00").status_code == 400
+
+
+@pytest.mark.usefixtures("refusals")
+def test_lists_have_requests_that_no_cell_answered() -> None:
+    table = fragment(signed_in(), "/requests/?kind=failed", "requests-table")
+    for expected in ("revoked-key-1", "our-limit", "our-failure", "no cell", "i-1"):
+        assert expected in table
+    listed = calls(make_user("vera")).get("/api/v1/requests/?failed=true").json()["results"]
+    assert {row["kind"] for row in listed} == {"error", "refused"}
+    assert calls(make_user("vic")).get("/api/v1/requests/?failed=false").json()["results"] == []
+
+
 def test_pages_of_tenants_and_keys_show_their_failed_requests(keys: tuple[NewKey, NewKey]) -> None:
     ours, theirs = keys
     client = Client()

@@ -57,7 +57,8 @@ async def running_agent(url: str, home: Path, port: int, token: str) -> AsyncIte
     hello = Hello(protocol=PROTOCOL_VERSION, kind=AgentKind.INGRESS, id=ID, boot_id="b", agent_version="0")
     enrolment = Enrolment(url, AgentKind.INGRESS, ID, home, token)
     connection = AgentConnection(enrolment=enrolment, hello=lambda: hello, on_message=ingress.receive)
-    tasks = [asyncio.create_task(work) for work in (ingress.run(connection.send), connection.run())]
+    serving = ingress.run(connection.send, connection.send_requests)
+    tasks = [asyncio.create_task(work) for work in (serving, connection.run())]
     try:
         yield
     finally:

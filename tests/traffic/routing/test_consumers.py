@@ -19,6 +19,7 @@ from engine_agent.protocol.ingress_messages import (
     ServerCertificate,
 )
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
+from engine_agent.protocol.request_messages import RequestSample, RequestWindow, SampleKind
 from engine_agent.protocol.states import AgentKind
 from fleet.agents.consumers.hub import AgentHub
 from fleet.agents.consumers.socket import AgentSocket
@@ -26,10 +27,12 @@ from fleet.agents.services.enrolment import agent_enrol, join_token_issue
 from fleet.cells.models import Cell
 from fleet.regions.models import Region
 from fleet.regions.services import application_certificate_set
+from fleet.requests.models import RequestSample as Sample
 from kernel import clock
 from tests.fleet import rows
 from tests.fleet.agents.agent_client import AgentClient, client_with, eventually
 from tests.server_certificates import PublicAuthority, Signed
+from traffic.keys.services import key_create
 from traffic.routing import models
 from traffic.routing.consumers import IngressHandler
 from traffic.routing.services.ingresses import ingress_create
@@ -130,6 +133,25 @@ async def test_what_it_reports_is_kept_as_its_acknowledgement(socket: AgentSocke
         await client.send_message(report(revision=3, haproxy_pid=7, cells={"c1": "down"}))
         await eventually(stored(cells={"c1": "down"}))
     assert (await eventually(stored(connected=False))).revision == 3
+
+
+async def test_samples_of_requests_are_stored_with_the_tenant_of_their_key(socket: AgentSocket) -> None:
+    key = await sync_to_async(lambda: key_create(name="k", tenant="acme", actor="ann", now=clock.now()))()
+    prefix, at = key.key.prefix, clock.now().timestamp()
+    samples = [
+        RequestSample(name, at, SampleKind.ERROR, 429, 1.0, tenant="other", key=text)
+        for name, text in (("r-1", prefix), ("r-2", "ffffffff"))
+    ]
+
+    def stored_sample(name: str) -> Any:
+        return lambda: Sample.objects.filter(request=name, ingress="i-us-east-1").first()
+
+    async with connected(socket) as client:
+        await client.send_message(encode(RequestWindow("", 0, at, 0, 2, tuple(samples))))
+        first = await eventually(stored_sample("r-1"))
+        second = await eventually(stored_sample("r-2"))
+    assert (first.tenant, first.key, first.region, first.kind) == ("acme", prefix, "us-east-1", "error")
+    assert (second.tenant, second.key, second.kind) == ("", "", "refused")
 
 
 async def test_what_only_a_node_may_say_is_passed_over(socket: AgentSocket) -> None:

@@ -19,6 +19,7 @@ from accounts.oidc import provider
 from accounts.services.identity_provider import tenants_of_groups
 from accounts.services.session import TenantLogin, tenant_login_of, tenant_session_end
 from audit.middleware import audit_exempt
+from engine_agent.protocol.request_messages import REQUEST_ID_CHARS_MAX
 from fleet.requests.models import RequestSample
 from fleet.requests.pages import FAILED_SHOWN
 from kernel import clock
@@ -37,7 +38,7 @@ MAX_KEY = 200
 @dataclass(frozen=True, slots=True)
 class TenantView:
     """`tokens` and `charged` of this month (UTC); `day`: sums of the last 24 hours; `key`: the one that opened the
-    page, or `login` and `others`, the other tenants of this login."""
+    page, or `login` and `others`, the other tenants of this login; `request`: the id that `failed` is limited to."""
 
     tenant: str
     key: ApplicationKey | None
@@ -49,6 +50,7 @@ class TenantView:
     budgets: tuple[BudgetView, ...]
     keys: tuple[KeyRow, ...]
     hours: tuple[dict[str, Any], ...]
+    request: str
     failed: tuple[RequestSample, ...]
     use: KeyUse | None
 
@@ -63,7 +65,7 @@ class Opened:
     others: tuple[str, ...] = ()
 
 
-def tenant_view(opened: Opened, now: datetime) -> TenantView:
+def tenant_view(opened: Opened, now: datetime, request: str = "") -> TenantView:
     tenant, key = opened.tenant, opened.key
     month = UsageMonth.objects.filter(tenant=tenant, month=month_of(now)).first()
     keys = list(keys_described(now).filter(tenant=tenant).order_by("-id")[:KEYS_SHOWN])
@@ -82,7 +84,8 @@ def tenant_view(opened: Opened, now: datetime) -> TenantView:
         budgets=tuple(budget_views(now, own)),
         keys=tuple(KeyRow(row, row.state_at(now)) for row in keys),
         hours=usage_rows(tenant=tenant),
-        failed=tuple(failed_requests_of(now, tenant=tenant)[:FAILED_SHOWN]),
+        request=request,
+        failed=tuple(failed_requests_of(now, tenant=tenant, request=request)[:FAILED_SHOWN]),
         use=key_use(key) if key else None,
     )
 
@@ -113,7 +116,8 @@ def tenant_page(request: HttpRequest) -> HttpResponse:
     if opened is None:
         context = {"refused": refused, "provider": known}
         return render(request, "traffic/keys/tenant_login.html", context, status=403 if refused else 200)
-    return render(request, "traffic/keys/tenant_page.html", {"body": tenant_view(opened, now), "now": now})
+    view = tenant_view(opened, now, str(request.GET.get("request", "")).strip()[:REQUEST_ID_CHARS_MAX])
+    return render(request, "traffic/keys/tenant_page.html", {"body": view, "now": now})
 
 
 def _opened(text: str, now: datetime) -> tuple[str, str]:

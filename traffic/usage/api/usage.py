@@ -321,8 +321,8 @@ MAX_ERRORS = 100
 
 @only("GET")
 def own_errors(request: HttpRequest) -> HttpResponseBase:
-    """GET /v1/usage/errors: sampled failed requests of the key in the last 24 hours, newest first; with `request_id`,
-    only this one."""
+    """GET /v1/usage/errors: sampled failed requests of the key, newest first; with `request_id`, only this one, also if
+    it had no valid key."""
     now = clock.now()
     try:
         application = application_of(request.headers.get("Authorization", ""), now)
@@ -330,9 +330,7 @@ def own_errors(request: HttpRequest) -> HttpResponseBase:
         return refused(unknown)
     if not application.key:
         return openai_error(401, "missing_api_key", "send an API key: failed requests are shown to their key")
-    found = failed_requests_of(now, key=application.key)
-    if name := request.GET.get("request_id", ""):
-        found = found.filter(request=name)
+    found = failed_requests_of(now, key=application.key, request=request.GET.get("request_id", ""))
     return JsonResponse({"object": "list", "data": [_own_error_json(row) for row in found[:MAX_ERRORS]]})
 
 
