@@ -122,6 +122,9 @@ def test_single_sign_on_is_set_tested_changed_and_removed(admin: Client, sso: Id
     assert "works" in admin.post(TRY, {}).text
     assert admin.post("/settings/single-sign-on/remove/").status_code == 302
     assert provider() is None
+    without = admin.get("/settings/single-sign-on/").text
+    assert "No group is mapped. Give" in without
+    assert "of the provider" not in without.partition("No group is mapped")[2]
 
 
 def test_the_stored_secret_goes_to_no_other_issuer(admin: Client, sso: IdentityProvider) -> None:
