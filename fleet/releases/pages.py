@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from django.http import Http404, HttpResponse
 from django.shortcuts import redirect
 
-from controlplane.dashboard.actions import Submission, action, page_target
+from controlplane.dashboard.actions import Submission, action, page_target, refuse_newer
 from controlplane.dashboard.fragments import Fragment, PageRequest
 from controlplane.dashboard.lists import Column, List
 from engine_agent.protocol.machine_messages import version_text
@@ -134,6 +134,9 @@ AGENTS = Fragment("agents", "Agents", ("agents", "nodes", "traffic"), "fleet/rel
 @action(page_target("machines", "agents"))
 def agents_upgrade_action(form: Submission, _: None) -> HttpResponse:
     body = form.valid(UpgradeSerializer, "release", "soak_s", "why")
+    if (last := AgentRollout.objects.first()) is not None:
+        sent = f"{body['release'] or 'the own release of this control plane'}, watched for {body['soak_s']:g} s"
+        refuse_newer(form, last.created_at, f"upgrade {last.pk} to {last.target_id} was started by {last.actor}", sent)
     agent_rollout_begin(actor=form.actor, now=form.now, **body)
     return redirect("machines")
 

@@ -165,6 +165,14 @@ def shares_fixed(deployment: str, origin: str, now: datetime) -> TrafficOverride
     return active_overrides(now).filter(kind=OverrideKind.SHARES, deployment_id=deployment, region_id=origin).last()
 
 
+def evacuation_of(region: str, deployment: str, now: datetime) -> TrafficOverride | None:
+    """The newest evacuation of the region that concerns a deployment; without a deployment, any; or None."""
+    found = active_overrides(now).filter(kind=OverrideKind.EVACUATION, region_id=region)
+    if deployment:
+        found = found.filter(Q(deployment=None) | Q(deployment_id=deployment))
+    return found.last()
+
+
 def override_view(row: TrafficOverride) -> OverrideView:
     return OverrideView(
         id=row.pk or 0,

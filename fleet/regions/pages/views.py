@@ -19,6 +19,7 @@ from controlplane.dashboard.actions import (
     action,
     action_view,
     menu_item,
+    refuse_newer,
 )
 from controlplane.dashboard.charts import Marker
 from controlplane.dashboard.events import EventList, chart_markers, region_events
@@ -415,6 +416,11 @@ def _images_of(region: str) -> str:
 @action(replace(REGION_TARGET, url=lambda region: _images_of(region.pk)))
 def image_move_action(form: Submission, region: Region) -> None:
     body = form.valid(AskImageSerializer, "instance_type", "image", "why", region=region.pk)
+    last = ImageMove.objects.filter(region=region, instance_type_id=body["instance_type"]).first()
+    if last is not None:
+        event = f"was requested by {last.asked_by}" if last.ended_at is None else f"ended ({last.state})"
+        sent = f"{body['instance_type']} to {body['image'] or 'the image that its stack states'}"
+        refuse_newer(form, last.ended_at or last.asked_at, f"the move of {last} {event}", sent)
     image_move_request(region.pk, body["instance_type"], body["image"], actor=form.actor, now=form.now, why=body["why"])
 
 

@@ -1,7 +1,11 @@
 """A browser's requests, signed in or not, without a browser."""
 
+import re
+
 from django.contrib.auth.models import User
 from django.test import Client
+
+OPENED = re.compile(r'name="opened" value="([^"]*)"')
 
 
 def signed_in() -> Client:
@@ -15,3 +19,8 @@ def fragment(client: Client, url: str, name: str) -> str:
     response = client.get(url, headers={"HX-Request": "true", "HX-Target": name})
     assert response.status_code == 200
     return response.text
+
+
+def opened_in(text: str) -> str:
+    """The time at which a form was opened, which it sends (`{% opened %}`)."""
+    return str(OPENED.findall(text)[0])

@@ -13,7 +13,7 @@ from fleet.faults.models import Incident
 from fleet.quotas.models import Quota
 from kernel.access import Role
 from tests.controlplane.access.callers import make_user
-from tests.controlplane.dashboard.clients import signed_in
+from tests.controlplane.dashboard.clients import opened_in, signed_in
 from tests.fleet import rows
 from tests.fleet.deployments.test_policy_wizards import form, send, url
 from tests.fleet.rows import NOW
@@ -141,10 +141,6 @@ def test_cells_are_not_scaled_from_an_outdated_number(deployment: Deployment) ->
     assert client.post(page, fields).status_code == 409
 
 
-def opened(text: str) -> str:
-    return str(re.findall(r'name="opened" value="([^"]*)"', text)[0])
-
-
 def test_forms_that_choose_their_object_do_not_overwrite_a_newer_value() -> None:
     rows.deployment("sim-70b")
     for page, act, fields, name, message in (
@@ -164,7 +160,7 @@ def test_forms_that_choose_their_object_do_not_overwrite_a_newer_value() -> None
         ),
     ):
         client = signed_in()
-        late = opened(client.get(page).text)
+        late = opened_in(client.get(page).text)
         assert client.post(act, {**fields, name: "1200", "opened": late}).status_code == 302
         refused = client.post(act, {**fields, name: "900", "opened": late})
         assert refused.status_code == 409

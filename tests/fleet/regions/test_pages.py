@@ -10,7 +10,7 @@ from fleet.clouds.models import CapacityPool, CloudRegion, ImageMove
 from fleet.regions.pages import views as selector
 from fleet.regions.pages.views import region_tree
 from kernel import clock
-from tests.controlplane.dashboard.clients import fragment, signed_in
+from tests.controlplane.dashboard.clients import fragment, opened_in, signed_in
 from tests.fleet import rows
 from tests.fleet.pools import TYPE, order, pool
 
@@ -78,6 +78,22 @@ def test_images_are_shown_and_moved_and_turned_back() -> None:
     shown = fragment(client, PAGE, "region-images")
     assert "Turn back" not in shown
     assert client.post(f"/regions/mars/images/{move.pk}/back/").status_code == 404
+
+
+def test_a_move_that_another_tab_requested_meanwhile_is_not_replaced_unseen() -> None:
+    pool(0)
+    client, url = signed_in(), f"{PAGE}images/move/"
+    opened = opened_in(fragment(client, PAGE, "region-images"))
+    client.post(url, {"instance_type": TYPE, "image": "ami-0123456789abcdef0", "opened": opened})
+    typed = {"instance_type": TYPE, "image": "ami-00000000000000000", "opened": opened}
+    refused = client.post(url, typed)
+    assert refused.status_code == 409
+    assert "to ami-0123456789abcdef0 was requested by operator while this form was open" in refused.text
+    assert f"you sent {TYPE} to ami-00000000000000000" in refused.text
+    ImageMove.objects.update(state="back", ended_at=clock.now())
+    assert "ended (back) while this form was open" in client.post(url, typed).text
+    typed["opened"] = opened_in(fragment(client, PAGE, "region-images"))
+    assert (client.post(url, typed).status_code, ImageMove.objects.count()) == (302, 2)
 
 
 def test_a_pool_of_another_region_is_not_there() -> None:

@@ -8,8 +8,9 @@ from fleet.releases.models import AgentMove, AgentRelease, AgentRollout
 from fleet.releases.pages import NAMES_SHOWN, agent_list
 from fleet.releases.services import releases as agent_rollouts
 from fleet.releases.services.archive import checkout_release
+from kernel import clock
 from tests.controlplane.access.callers import make_user
-from tests.controlplane.dashboard.clients import fragment, signed_in
+from tests.controlplane.dashboard.clients import fragment, opened_in, signed_in
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
@@ -48,6 +49,19 @@ def test_an_upgrade_is_begun_shown_and_taken_back(monkeypatch: pytest.MonkeyPatc
     assert client.post("/nodes/agents/upgrade/", {"release": NEW, "soak_s": "5"}).status_code == 409
     assert client.post("/nodes/agents/cancel/", {"why": "not today"}).status_code == 302
     assert "Cancelled by" in fragment(client, "/machines/", "agents")
+
+
+def test_an_upgrade_that_another_tab_started_meanwhile_is_not_followed_by_another_one_unseen() -> None:
+    client = signed_in()
+    typed = {"release": NEW, "soak_s": "5", "opened": opened_in(fragment(client, "/machines/", "agents"))}
+    upgraded(2, AgentRolloutState.ROLLED_BACK)
+    AgentRollout.objects.update(created_at=clock.now())
+    refused = client.post("/nodes/agents/upgrade/", typed)
+    assert refused.status_code == 409
+    assert f"to {NEW} was started by ada while this form was open" in refused.text
+    assert f"you sent {NEW}, watched for 5 s" in refused.text
+    typed["opened"] = opened_in(fragment(client, "/machines/", "agents"))
+    assert client.post("/nodes/agents/upgrade/", typed).status_code == 302
 
 
 def upgraded(agents: int, state: AgentRolloutState) -> AgentRollout:

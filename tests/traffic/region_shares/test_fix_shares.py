@@ -1,12 +1,11 @@
 """Fixing shares on the page: preview, override, and errors with their reason."""
 
-import re
 from collections.abc import Iterator
 
 import pytest
 from pytest_django import DjangoDbBlocker
 
-from tests.controlplane.dashboard.clients import signed_in
+from tests.controlplane.dashboard.clients import opened_in, signed_in
 from tests.rows_of_a_file import rows_of_a_file
 from tests.traffic.steered import EAST, WEST, Steered
 from traffic.region_shares.models import TrafficOverride
@@ -46,18 +45,14 @@ def test_an_override_holds_for_its_time() -> None:
 
 def test_shares_that_another_tab_fixed_meanwhile_are_not_replaced_unseen() -> None:
     client, typed = signed_in(), {**FORM, "minutes": "5", "why": "a test"}
-    opened = _opened(client.get(PAGE, FORM).text)
+    opened = opened_in(client.get(PAGE, FORM).text)
     client.post(PAGE, {**typed, "opened": opened})
     refused = client.post(PAGE, {**typed, f"share-{EAST}": "50", f"share-{WEST}": "50", "opened": opened})
     assert refused.status_code == 409
     assert f"ixed shares of sim-70b in {EAST} ({EAST} 25%, {WEST} 75%) were begun by operator" in refused.text
     assert TrafficOverride.objects.count() == 1
-    again = client.post(PAGE, {**typed, "opened": _opened(refused.text)})
+    again = client.post(PAGE, {**typed, "opened": opened_in(refused.text)})
     assert (again.status_code, TrafficOverride.objects.count()) == (302, 2)
-
-
-def _opened(text: str) -> str:
-    return str(re.findall(r'name="opened" value="([^"]*)"', text)[0])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 from pytest_django import DjangoDbBlocker
 
-from tests.controlplane.dashboard.clients import fragment, signed_in
+from tests.controlplane.dashboard.clients import fragment, opened_in, signed_in
 from tests.fleet import rows
 from tests.rows_of_a_file import rows_of_a_file
 from tests.traffic.steered import EAST, WEST, Steered
@@ -80,6 +80,20 @@ def test_an_evacuation_needs_the_regions_name_typed(fleet: Steered) -> None:
     shown = fragment(signed_in(), "/traffic/", "overrides")
     assert f"evacuation of {EAST} (all deployments)" in shown
     assert "ends in" in shown
+
+
+def test_an_evacuation_that_another_tab_began_meanwhile_is_shown_and_not_doubled_unseen(fleet: Steered) -> None:
+    client, url = signed_in(), f"/traffic/evacuate/{EAST}/"
+    form = {"mode": "real", "minutes": "10", "why": "fire", "confirm": EAST, "deployment": ""}
+    form["opened"] = opened_in(client.get(f"{url}?mode=real").text)
+    client.post(url, {**form, "mode": "drill"})
+    refused = client.post(url, form)
+    assert refused.status_code == 409
+    assert f"acuation drill of {EAST} (all deployments) was begun by operator while this form was open" in refused.text
+    assert "you sent mode real, all deployments, for 10 minutes" in refused.text
+    assert 'value="fire"' in refused.text
+    form["opened"] = opened_in(refused.text)
+    assert (client.post(url, form).status_code, TrafficOverride.objects.count()) == (302, 2)
 
 
 @pytest.mark.parametrize("minutes", ["0", "-3", "x", "99999", ""])

@@ -37,7 +37,7 @@ from traffic.region_shares.pages.data import (
     shares_form,
 )
 from traffic.region_shares.planning.policy import EvacuationMode
-from traffic.region_shares.selectors import override_effects, shares_fixed
+from traffic.region_shares.selectors import evacuation_of, override_effects, shares_fixed
 from traffic.region_shares.services.overrides import (
     Terms,
     describe_override,
@@ -139,6 +139,10 @@ def _terms_fields(form: Submission) -> tuple[Field, ...]:
 
 
 def _start_evacuation(form: Submission, region: Region) -> TrafficOverride | Approval:
+    if (begun := evacuation_of(region.name, form.text("deployment"), form.now)) is not None:
+        whose = form.text("deployment") or "all deployments"
+        sent = f"mode {form.text('mode', EvacuationMode.DRILL.value)}, {whose}, for {form.text('minutes')} minutes"
+        refuse_newer(form, begun.created_at, f"{describe_override(begun)} was begun by {begun.actor}", sent)
     return evacuation_request(
         region=region.name,
         mode=form.text("mode", EvacuationMode.DRILL.value),
@@ -161,7 +165,11 @@ def _evacuation_effect(form: Submission, region: Region) -> Context:
     mode, deployment = form.text("mode", EvacuationMode.DRILL.value), form.text("deployment")
     terms = _preview_terms(form)
     order = evacuation_override(region=region.name, mode=mode, deployment=deployment, terms=terms)
-    hidden = (Field("mode", kind="hidden", value=mode), Field("deployment", kind="hidden", value=deployment))
+    hidden = (
+        Field("mode", kind="hidden", value=mode),
+        Field("deployment", kind="hidden", value=deployment),
+        Field("opened", kind="hidden", value=form.now.isoformat()),
+    )
     url = reverse("evacuate", args=(region.name,))
     confirmation = EVACUATE.confirmation(region, url, "", (*hidden, *_terms_fields(form)))
     if mode != EvacuationMode.REAL:
