@@ -263,6 +263,7 @@ urlpatterns = [
     path("settings/webhooks/try/", settings.webhook_try_action, name="webhook-try"),
     path("settings/webhooks/<slug:key>/change/", _wizard(WEBHOOK_CHANGE_WIZARD), name="webhook-change"),
     path("settings/webhooks/<slug:name>/test/", settings.webhook_test_action, name="webhook-test"),
+    path("settings/webhooks/<slug:name>/rotate/", settings.webhook_rotate_action, name="webhook-rotate"),
     path("settings/webhooks/<slug:name>/switch/", settings.webhook_switch_action, name="webhook-switch"),
     path("settings/webhooks/<slug:name>/delete/", settings.webhook_delete_action, name="webhook-delete"),
     path("settings/rules/<slug:name>/", settings.fault_rule_action, name="fault-rule"),

@@ -13,7 +13,13 @@ from rest_framework.response import Response
 from fleet.reconcile.planning.states import choices
 from fleet.webhooks.models import Webhook, WebhookDelivery
 from fleet.webhooks.planner import DeliveryState, WebhookEvent, WebhookFormat
-from fleet.webhooks.services import webhook_change, webhook_create, webhook_delete, webhook_test
+from fleet.webhooks.services import (
+    webhook_change,
+    webhook_create,
+    webhook_delete,
+    webhook_secret_rotate,
+    webhook_test,
+)
 from kernel import clock
 from kernel.access import Role
 from kernel.outbound import RefusedUrl, parse_url
@@ -115,10 +121,10 @@ class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]
     lookup_field = "name"
     lookup_value_regex = r"[-\w]+"
     page_order = "name"
-    needs = {"create": Role.ADMIN, "partial_update": Role.ADMIN, "destroy": Role.ADMIN}
+    needs = {"create": Role.ADMIN, "partial_update": Role.ADMIN, "destroy": Role.ADMIN, "rotate": Role.ADMIN}
     ordering_fields = ("name", "enabled", "created_at")
     watch_kind = "webhook"
-    shown_once = frozenset({"create"})
+    shown_once = frozenset({"create", "rotate"})
     columns = "NAME, URL, ENABLED, EVENTS"
 
     @extend_schema(request=CreateWebhookSerializer, responses={200: NewWebhookSerializer})
@@ -136,6 +142,13 @@ class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]
     def destroy(self, request: Request, name: str) -> Response:
         """Remove a webhook and its undelivered messages, and return it."""
         return self.remove_object(request, webhook_delete, "name")
+
+    @extend_schema(request=None, responses={200: NewWebhookSerializer})
+    @action(detail=True, methods=["post"])
+    def rotate(self, request: Request, name: str) -> Response:
+        """Replace the secret by a random one. Only this response contains it. It signs all messages from now on."""
+        hook = webhook_secret_rotate(name=self.get_object().name, actor=actor_of(request), now=clock.now())
+        return Response(NewWebhookSerializer(hook).data)
 
     @extend_schema(responses={200: WebhookDeliverySerializer})
     @action(detail=True, methods=["post"])

@@ -24,7 +24,7 @@ from django.db.models import CharField, F, Func, Min, Q, QuerySet, Value
 from django.db.models.functions import Cast, Coalesce
 
 from accounts.models import Approval
-from fleet.webhooks.models import Webhook, WebhookDelivery
+from fleet.webhooks.models import Webhook, WebhookDelivery, new_secret
 from fleet.webhooks.planner import (
     DeliveryState,
     WebhookEvent,
@@ -125,6 +125,12 @@ def webhook_change(*, name: str, actor: str, now: datetime, **columns: Any) -> W
         if columns:
             _webhook_event(hook, f"changed ({', '.join(sorted(columns))})", actor, now)
     return hook
+
+
+def webhook_secret_rotate(*, name: str, actor: str, now: datetime) -> Webhook:
+    """Replaces the secret by a random one. It signs every later attempt, also of messages that wait. Receivers that
+    reject it meanwhile lose nothing within the time of the retries."""
+    return webhook_change(name=name, actor=actor, now=now, secret=new_secret())
 
 
 def webhook_delete(*, name: str, actor: str, now: datetime) -> None:

@@ -21,8 +21,10 @@ token = typer.Typer(help="Revoke API tokens.", no_args_is_help=True)
 app.add_typer(token, name="token")
 certificate = typer.Typer(help="Set or remove certificates for applications.", no_args_is_help=True)
 app.add_typer(certificate, name="certificate")
-webhook = typer.Typer(help="Manage webhooks of tenants' batches.", no_args_is_help=True)
-app.add_typer(webhook, name="tenant-webhook")
+webhook = typer.Typer(help="Manage webhooks.", no_args_is_help=True)
+app.add_typer(webhook, name="webhook")
+tenant_webhook = typer.Typer(help="Manage webhooks of tenants' batches.", no_args_is_help=True)
+app.add_typer(tenant_webhook, name="tenant-webhook")
 
 LONGEST_FILE = 64 * 1024
 Name = Annotated[str, typer.Argument(metavar="NAME", autocompletion=names_of("certificates"))]
@@ -161,6 +163,19 @@ def _read_pem(path: Path) -> str:
 
 @webhook.command("rotate")
 def rotate_webhook(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="NAME", autocompletion=names_of("webhooks"))],
+) -> None:
+    """Create a new secret for a webhook, and print it once. It signs all messages from then on.
+
+    switchyard webhook rotate pager"""
+    run = session_of(context)
+    row = run.connection.post(f"{path_of('webhooks', name)}/rotate", {})
+    run.show(row, [f"{row['name']}: {row['url']} has a new secret", row["secret"]])
+
+
+@tenant_webhook.command("rotate")
+def rotate_tenant_webhook(
     context: typer.Context,
     id: Annotated[int, typer.Argument(metavar="ID", min=1)],
     at_once: Annotated[

@@ -32,6 +32,7 @@ from controlplane.dashboard.lists import List
 from controlplane.dashboard.settings import data as read
 from controlplane.dashboard.settings import lists
 from controlplane.dashboard.settings.single_sign_on import sign_on_view, tested
+from controlplane.dashboard.settings.wizards import webhook_secret_shown
 from fleet.faults.api import SetModeSerializer
 from fleet.faults.models import FaultRule
 from fleet.faults.planning.views import SETTABLE_RULES, Rule, RuleMode
@@ -39,7 +40,13 @@ from fleet.faults.services.watch import fault_rule_set
 from fleet.webhooks.api import ChangeWebhookSerializer
 from fleet.webhooks.models import Webhook
 from fleet.webhooks.planner import WebhookFormat
-from fleet.webhooks.services import webhook_change, webhook_delete, webhook_test, webhook_try
+from fleet.webhooks.services import (
+    webhook_change,
+    webhook_delete,
+    webhook_secret_rotate,
+    webhook_test,
+    webhook_try,
+)
 from kernel.access import Role, access_of
 from kernel.refusals import InvalidInput
 from models_registry.versions.api.version_requests import AllowSerializer
@@ -291,6 +298,12 @@ def webhook_test_action(form: Submission, name: str) -> None:
 def webhook_switch_action(form: Submission, name: str) -> None:
     enabled = form.text("enabled") == "yes"
     webhook_change(name=_webhook(name), actor=form.actor, now=form.now, enabled=enabled)
+
+
+@action(WEBHOOKS_PAGE, Role.ADMIN)
+def webhook_rotate_action(form: Submission, name: str) -> HttpResponse:
+    hook = webhook_secret_rotate(name=_webhook(name), actor=form.actor, now=form.now)
+    return webhook_secret_shown(form.request, hook)
 
 
 @action(WEBHOOKS_PAGE, Role.ADMIN)

@@ -90,9 +90,11 @@ def _webhooks_url(documents: Documents) -> str:
 def _webhook_secret(request: HttpRequest, documents: Documents) -> HttpResponse | None:
     """Shows the signing secret of a new webhook, once."""
     hook = Webhook.objects.filter(name=documents[0]["metadata"]["name"]).first()
-    if hook is None:
-        return None
-    url = _webhooks_url(documents)
+    return webhook_secret_shown(request, hook) if hook is not None else None
+
+
+def webhook_secret_shown(request: HttpRequest, hook: Webhook) -> HttpResponse:
+    url = f"{reverse('settings-webhooks')}#webhook-{hook.name}"
     return secret_shown(request, what="Secret", name=hook.name, text=hook.secret, use=HOW_TO_VERIFY, url=url)
 
 

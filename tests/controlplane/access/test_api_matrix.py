@@ -73,7 +73,8 @@ OPERATE_ONE = {  # a grant for the deployment also does
     "POST traffic/overrides/{id}/end", "POST traffic/evacuations",
 }  # fmt: skip
 ADMINISTER = {
-    "PATCH fault-rules/{id}", "POST webhooks", "PATCH webhooks/{id}", "DELETE webhooks/{id}", "POST keys/require",
+    "PATCH fault-rules/{id}", "POST webhooks", "PATCH webhooks/{id}", "DELETE webhooks/{id}",
+    "POST webhooks/{id}/rotate", "POST keys/require",
     "GET users", "GET users/{id}", "POST users", "PATCH users/{id}", "GET service-accounts",
     "GET service-accounts/{id}", "POST service-accounts", "PATCH service-accounts/{id}", "POST groups",
     "PATCH groups/{id}", "DELETE groups/{id}",

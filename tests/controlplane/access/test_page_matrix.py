@@ -164,6 +164,7 @@ ADMIN = {
     "webhook-change",
     "webhook-delete",
     "webhook-new",
+    "webhook-rotate",
     "webhook-switch",
     "webhook-try",
 }

@@ -2,6 +2,8 @@
 
 import pytest
 
+from controlplane.cli.exit_codes import ExitCode
+from fleet.webhooks.models import Webhook
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet.rows import NOW
 from traffic.tenants.models import GrantUse, TenantGrant, TenantWebhook
@@ -29,6 +31,13 @@ def test_a_target_that_is_no_place_is_refused_with_the_reason(switchyard: Switch
     wrong = switchyard("create", "tenant-grant", "read", "https://acme.example", "--tenant", "acme")
     assert (wrong.code, "target" in wrong.err) == (3, True)
     assert not TenantGrant.objects.exists()
+
+
+def test_the_secret_of_a_webhook_is_shown_when_it_is_rotated(switchyard: Switchyard) -> None:
+    switchyard("create", "webhook", "https://hooks.example.com/x", "pager")
+    told = switchyard("webhook", "rotate", "pager")
+    assert told.out.splitlines()[-1] == Webhook.objects.get().secret
+    assert switchyard("webhook", "rotate", "other").code == ExitCode.NOT_FOUND
 
 
 def test_the_secret_of_an_address_is_shown_when_it_is_created_and_when_it_is_rotated(switchyard: Switchyard) -> None:

@@ -63,6 +63,18 @@ def test_a_new_webhook_shows_its_secret_once_and_its_address_never(admin: Client
     assert admin.get("/settings/webhooks/no-such/change/").status_code == 404
 
 
+def test_a_button_rotates_the_secret_of_a_webhook_and_shows_it_once(admin: Client) -> None:
+    Webhook.objects.create(name="pager", url="https://hooks.example.com/x", secret="0" * 64, created_at=NOW)
+    assert "New secret" in admin.get("/settings/webhooks/").text
+    shown = admin.post("/settings/webhooks/pager/rotate/").text
+    hook = Webhook.objects.get()
+    assert hook.secret != "0" * 64
+    assert hook.secret in shown
+    assert hook.secret not in admin.get("/settings/webhooks/").text + records()
+    assert admin.post("/settings/webhooks/no-such/rotate/").status_code == 404
+    assert admin.get("/settings/webhooks/pager/rotate/").status_code == 405
+
+
 def test_the_test_button_of_a_webhook_sends_and_shows_the_answer(admin: Client) -> None:
     def tried(server: Receiver) -> str:
         return str(admin.post("/settings/webhooks/try/", {"url": server.url, "format": "json"}).text)

@@ -70,6 +70,21 @@ def test_a_webhook_is_changed_and_removed() -> None:
     }
 
 
+def test_a_rotated_secret_is_shown_once_and_signs_messages_that_wait() -> None:
+    old = post({"name": "pager", "url": URL}).json()["secret"]
+    bearer().post("/api/v1/webhooks/pager/test")
+    new = bearer().post("/api/v1/webhooks/pager/rotate").json()["secret"]
+    assert len(new) == 64
+    assert new != old
+    assert WebhookDelivery.objects.get().secret == new
+    assert "secret" not in bearer().get("/api/v1/webhooks/pager").json()
+    assert Event.objects.filter(kind="webhook.changed", message__contains="changed (secret) by").count() == 1
+    recorded = str(list(Event.objects.values())) + str(list(AuditRecord.objects.values()))
+    assert new not in recorded
+    assert old not in recorded
+    assert bearer().post("/api/v1/webhooks/other/rotate").status_code == 404
+
+
 def test_a_test_message_is_a_delivery_that_can_be_looked_at() -> None:
     post({"name": "pager", "url": URL, "events": ["rollout.changed"]})
     answer = bearer().post("/api/v1/webhooks/pager/test")
