@@ -90,7 +90,7 @@ def split_time(
     days: list[tuple[date, date]] = []
     hours: list[tuple[datetime, datetime]] = []
     at = start
-    for day in sorted({*summed, *expired}):
+    for day in sorted({*summed, *expired}) if start < end else ():
         begin = datetime.combine(day, datetime.min.time(), UTC)
         over = begin + ONE_DAY
         if not (start <= begin and over <= end if day not in expired else start < over and begin < end):

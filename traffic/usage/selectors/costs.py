@@ -6,13 +6,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from decimal import Decimal
+from functools import reduce
+from operator import or_
 from typing import Any
 
-from django.db.models import F, Max, Min, Q, QuerySet, Sum
+from django.db.models import F, Min, Q, QuerySet, Sum
 
 from engine_agent.protocol.states import ServingClass
 from fleet.capacity.planning.rates import Source
-from traffic.usage.models import CellDay, CellHour, CostShare, CostShareDay
+from traffic.usage.models import CellHour, CostShare
 from traffic.usage.planning.figures import (
     OF_ACCOUNTS,
     BatchHour,
@@ -21,11 +23,12 @@ from traffic.usage.planning.figures import (
     CostSums,
     MarginalPrice,
     SummedDays,
+    TimeParts,
     UsageQuery,
     marginal_price,
     split_time,
 )
-from traffic.usage.selectors.usage import chosen_rows, grouped_sums, in_days, in_hours, summed_days
+from traffic.usage.selectors.sums import SummedTables, read_sums, summed_days
 
 COST_COLUMN = {
     "deployment": "deployment", "version": "version", "type": "instance_type", "region": "region", "tenant": "tenant",
@@ -41,6 +44,13 @@ _OF_MACHINES = {
     "cells_cost": "cost", "cells_uj": "energy_uj", "measured_uj": "measured_uj", "refused": "refused",
 }  # fmt: skip
 """Column of each sum."""
+_MONEY = frozenset({"cost", "idle_cost", "cells_cost"})
+_SHARES = SummedTables("traffic_costshare", "traffic_costshareday", tuple(_OF_SHARES.values()), _SOURCES)
+_CELLS = SummedTables(
+    "traffic_cellhour", "traffic_cellday", tuple(_OF_MACHINES.values()), _SOURCES, "deployment <> ''", "settled"
+)
+_SPARES = replace(_CELLS, where="deployment = ''")
+"""Machines in no cell, which are all idle."""
 Place = tuple[Any, ...]
 """Start of the time, and the value of each dimension that is grouped by."""
 
@@ -74,7 +84,7 @@ def cost_time(query: UsageQuery) -> CostTime:
 
 
 def cost_answer(query: UsageQuery, *, most: int, time: CostTime | None = None) -> CostAnswer:
-    """Returns costs by group, in at most eleven queries."""
+    """Returns costs by group, in at most seven queries."""
     time = time or cost_time(query)
     rows = cost_rows(query, time=time)
     named = {name for name, _ in query.where}
@@ -83,12 +93,15 @@ def cost_answer(query: UsageQuery, *, most: int, time: CostTime | None = None) -
     total = sum((row.sums for row in rows), CostSums())
     if has_idle and OF_ACCOUNTS & {*query.group}:
         total = sum((row.sums for row in machine_rows(whole, time=time)), total)
-    unsettled = CellHour.objects.filter(hour__gte=query.start, hour__lt=query.end, settled=False)
+    unsettled = _cells(query).filter(hour__gte=query.start, hour__lt=query.end, settled=False)
+    spares = None
+    if not named - {"type", "region"}:
+        spares = sum((sums for _, sums in _sums_of_machines(whole, time, _SPARES)), CostSums())
     return CostAnswer(
         rows=rows[:most],
         totals=CostRow(None, {}, total, has_idle),
-        spares=None if named - {"type", "region"} else _spare_sums(whole, time),
-        open_ms=_of_cells(unsettled, query).aggregate(ms=Sum("machine_ms", default=0))["ms"],
+        spares=spares,
+        open_ms=unsettled.aggregate(ms=Sum("machine_ms", default=0))["ms"] if time.open_from else 0,
         truncated=len(rows) > most,
     )
 
@@ -119,51 +132,35 @@ def _added_up(parts: Iterable[tuple[Place, CostSums]], query: UsageQuery, *, has
     ]
 
 
-def _spare_sums(query: UsageQuery, time: CostTime) -> CostSums:
-    """Returns sums of machines in no cell, which are all idle."""
-    sums = CostSums()
-    for name, rows in _machine_tables(query, time):
-        spares = chosen_rows(rows.filter(deployment=""), query, COST_COLUMN)
-        sums = sum((more for _, more in _cost_sums(spares, query, name, _OF_MACHINES)), sums)
-    return sums
-
-
 def _sums_of_shares(query: UsageQuery, time: CostTime) -> Iterator[tuple[Place, CostSums]]:
     known = time.summed
     parts = split_time(query.start, query.end, () if query.by is By.HOUR else known.of_accounts, known.expired)
-    tables = (("hour", CostShare.objects.filter(in_hours(parts))), ("day", CostShareDay.objects.filter(in_days(parts))))
-    for name, rows in tables:
-        yield from _cost_sums(chosen_rows(rows, query, COST_COLUMN), query, name, _OF_SHARES)
+    return _cost_sums(_SHARES, query, parts, _OF_SHARES)
 
 
-def _sums_of_machines(query: UsageQuery, time: CostTime) -> Iterator[tuple[Place, CostSums]]:
-    for name, rows in _machine_tables(query, time):
-        yield from _cost_sums(_of_cells(rows, query), query, name, _OF_MACHINES)
-
-
-def _machine_tables(query: UsageQuery, time: CostTime) -> "tuple[tuple[str, QuerySet[Any]], ...]":
-    parts = split_time(query.start, query.end, () if query.by is By.HOUR else time.summed.current)
-    hours = CellHour.objects.filter(in_hours(parts), settled=True)
-    return ("hour", hours), ("day", CellDay.objects.filter(in_days(parts)))
-
-
-def _of_cells(rows: "QuerySet[Any]", query: UsageQuery) -> "QuerySet[Any]":
+def _sums_of_machines(
+    query: UsageQuery, time: CostTime, tables: SummedTables = _CELLS
+) -> Iterator[tuple[Place, CostSums]]:
     """Ignores filters by account, which machines do not have."""
     where = tuple((name, value) for name, value in query.where if name not in OF_ACCOUNTS)
-    only = query.only if not OF_ACCOUNTS & {*query.group} else None
-    return chosen_rows(rows.exclude(deployment=""), replace(query, where=where, only=only), COST_COLUMN)
+    parts = split_time(query.start, query.end, () if query.by is By.HOUR else time.summed.current)
+    return _cost_sums(tables, replace(query, where=where), parts, _OF_MACHINES)
 
 
 def _cost_sums(
-    rows: "QuerySet[Any]", query: UsageQuery, time: str, column_of: Mapping[str, str]
+    tables: SummedTables, query: UsageQuery, parts: TimeParts, names: Mapping[str, str]
 ) -> Iterator[tuple[Place, CostSums]]:
-    columns = [COST_COLUMN[name] for name in query.group]
-    sums = {f"sum_{name}": Sum(column) for name, column in column_of.items()}
-    worst = {f"worst_{name}": Max(name) for name in _SOURCES}
-    for row in grouped_sums(rows, query, time, columns, {**sums, **worst}):
-        found: dict[str, Any] = {name: row[f"sum_{name}"] for name in column_of}
-        found |= {name: Source(row[f"worst_{name}"]) for name in _SOURCES}
-        yield (row["start"], *(row[column] for column in columns)), CostSums(**found)
+    places, sums = len(query.group) + 1, len(query.group) + 1 + len(names)
+    for row in read_sums(tables, query, parts, COST_COLUMN):
+        amounts = zip(names, row[places:sums], strict=True)
+        found: dict[str, Any] = {name: amount if name in _MONEY else int(amount) for name, amount in amounts}
+        found |= {name: Source(worst) for name, worst in zip(_SOURCES, row[sums:], strict=True)}
+        yield row[:places], CostSums(**found)
+
+
+def _cells(query: UsageQuery) -> "QuerySet[CellHour]":
+    where = {COST_COLUMN[name]: value for name, value in query.where if name not in OF_ACCOUNTS}
+    return CellHour.objects.exclude(deployment="").filter(**where)
 
 
 BATCH = ServingClass.BATCH.value
@@ -190,14 +187,15 @@ def batch_price(query: UsageQuery, *, time: CostTime | None = None) -> BatchPric
     sums = next((row.sums for row in cost_rows(whole, time=time)), CostSums())
     if not sums.tokens:
         return None
-    query = replace(query, group=(), only=None)
     settled = time.settled(query)
-    kept = in_hours(split_time(settled.start, settled.end, (), time.summed.expired))
+    spans = split_time(settled.start, settled.end, (), time.summed.expired).hours
+    kept = reduce(or_, (Q(hour__gte=start, hour__lt=end) for start, end in spans), Q(pk__in=()))
     each = F("prompt_tokens") + F("completion_tokens")
-    shares = chosen_rows(CostShare.objects.filter(kept), query, COST_COLUMN).order_by().values_list("hour")
+    where = {COST_COLUMN[name]: value for name, value in query.where}
+    shares = CostShare.objects.filter(kept, **where).order_by().values_list("hour")
     of_classes = shares.annotate(every=Sum(each), own=Sum(each, filter=Q(serving_class=BATCH), default=0))
     tokens = {hour: (every, own) for hour, every, own in of_classes}
-    cells = _of_cells(CellHour.objects.filter(kept, settled=True), query).order_by().values_list("hour")
+    cells = _cells(query).filter(kept, settled=True).order_by().values_list("hour")
     usd, joules = [], []
     for hour, dollars, microjoules in cells.annotate(dollars=Sum("cost"), drawn=Sum("energy_uj")).order_by("hour"):
         every, own = tokens.get(hour, (0, 0))
