@@ -724,7 +724,7 @@ class Migration(migrations.Migration):
                 ('adapter', models.CharField(blank=True, max_length=64)),
                 ('path', models.CharField(blank=True, max_length=64)),
                 ('ingress', models.CharField(blank=True, max_length=64)),
-                ('prefix', models.CharField(blank=True, help_text='Hash of the first 512 bytes of its text.', max_length=12)),
+                ('prefix', models.CharField(blank=True, help_text='Keyed hash of the first 512 bytes of its text.', max_length=12)),
                 ('is_stream', models.BooleanField(default=False)),
                 ('is_handed_over', models.BooleanField(default=False, help_text='A prefill cell read its prompt.')),
                 ('is_handed_back', models.BooleanField(default=False, help_text='The ingress tried another cell.')),

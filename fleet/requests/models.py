@@ -37,7 +37,7 @@ class RequestSample(models.Model):
     adapter = models.CharField(max_length=64, blank=True)
     path = models.CharField(max_length=64, blank=True)
     ingress = models.CharField(max_length=64, blank=True)
-    prefix = models.CharField(max_length=12, blank=True, help_text="Hash of the first 512 bytes of its text.")
+    prefix = models.CharField(max_length=12, blank=True, help_text="Keyed hash of the first 512 bytes of its text.")
     is_stream = models.BooleanField(default=False)
     is_handed_over = models.BooleanField(default=False, help_text="A prefill cell read its prompt.")
     is_handed_back = models.BooleanField(default=False, help_text="The ingress tried another cell.")

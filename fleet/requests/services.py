@@ -11,9 +11,11 @@ from typing import Any
 import msgspec
 from django.conf import settings
 from django.db import connection, transaction
+from django.utils.crypto import salted_hmac
 from msgspec import structs
 from psycopg import sql
 
+from engine_agent.protocol.proxy_messages import PREFIX_DIGITS
 from engine_agent.protocol.request_messages import (
     MAX_WINDOW_SAMPLES,
     REFUSALS_WITH_KEY,
@@ -42,6 +44,7 @@ LATEST = timedelta(minutes=1)
 OLDEST = timedelta(hours=2)
 """A request may have taken an hour, and its window may have waited for a connection."""
 TRIMMED_TOGETHER = 50_000
+_PREFIX_SALT = "fleet.requests.prefix"
 SERVING = (CellState.READY.value, CellState.DRAINING.value)
 _COLUMNS = tuple(field.attname for field in StoredSample._meta.concrete_fields if field.attname != "id")
 _STORE = sql.SQL("""
@@ -135,7 +138,17 @@ def _is_recent(sample: RequestSample, now: datetime) -> bool:
 
 
 def _row(sample: RequestSample, own: dict[str, Any]) -> dict[str, Any]:
-    return {**structs.asdict(sample), **own, "at": datetime.fromtimestamp(sample.at, UTC)}
+    at, prefix = datetime.fromtimestamp(sample.at, UTC), _keyed_prefix(sample)
+    return {**structs.asdict(sample), **own, "at": at, "prefix": prefix}
+
+
+def _keyed_prefix(sample: RequestSample) -> str:
+    """The hash of the text's beginning under a key of this fleet and tenant. An ingress's hash has none, so readers of
+    samples could test guesses of the text. Equal beginnings of one tenant still have equal values."""
+    if not sample.prefix:
+        return ""
+    named = f"{sample.tenant}\0{sample.prefix}"
+    return salted_hmac(_PREFIX_SALT, named, algorithm="sha256").hexdigest()[:PREFIX_DIGITS]
 
 
 def _store(rows: list[dict[str, Any]]) -> int:

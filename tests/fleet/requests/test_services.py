@@ -154,6 +154,18 @@ def test_a_row_takes_no_more_bytes_than_the_budget_assumes() -> None:
     assert size / 2000 < INDEX_BYTES
 
 
+def test_the_hash_of_a_beginning_is_stored_under_a_key_of_the_tenant(settings: Any) -> None:
+    alike = "00ab12cd34ef"
+    store("n-1", window(*(sample(f"r-{n}", tenant=f"t-{n // 2}", prefix=alike) for n in range(4)), sample("r-4")))
+    first, second, other, *_ = found = [Stored.objects.get(request=f"r-{n}").prefix for n in range(5)]
+    assert first == second
+    assert len({first, other, alike}) == 3
+    assert [len(prefix) for prefix in found] == [12, 12, 12, 12, 0]
+    settings.SECRET_KEY = "another"
+    store("n-1", window(sample("r-5", tenant="t-0", prefix=alike)))
+    assert Stored.objects.get(request="r-5").prefix != first
+
+
 # Of ingresses.
 
 
