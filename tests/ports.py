@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from engine_agent.protocol.ports import HOPS_ABOVE, TLS_ABOVE, hop_port, tls_port
+from engine_agent.protocol.ports import HOPS_ABOVE, TLS_ABOVE, grpc_port, grpc_tls_port, hop_port, tls_port
 
 
 @dataclass
@@ -42,8 +42,12 @@ class _Area:
         return found
 
 
+def _ports_of_ingress(port: int) -> tuple[int, ...]:
+    return (port, hop_port(port), tls_port(port), grpc_port(port), grpc_tls_port(port))
+
+
 _ABOVE_THE_KERNELS = _Area(range(61_000, 65_500), 150)
-_OF_INGRESSES = _Area(range(10_000, 11_000), 50, lambda port: (port, hop_port(port), tls_port(port)))
+_OF_INGRESSES = _Area(range(10_000, 11_000), 50, _ports_of_ingress)
 """Below the kernel's range, with room for the further ports of each ingress."""
 assert len(_OF_INGRESSES.ports) <= min(HOPS_ABOVE, TLS_ABOVE - HOPS_ABOVE), "no port belongs to two"
 

@@ -163,6 +163,7 @@ def _region(row: Row) -> Spec:
         "spares": spares,
         "plain_http": row["plain_http"],
         "cheapest_first": row["cheapest_first"],
+        "grpc": row["grpc"],
     }
 
 

@@ -48,6 +48,7 @@ from fleet.regions.pages.views import (
     image_move_action,
     pool_action,
     pool_add_action,
+    region_action,
 )
 from fleet.regions.pages.wizard import REGION_WIZARD
 from fleet.releases.pages import agents_cancel_action, agents_upgrade_action
@@ -155,6 +156,7 @@ urlpatterns = [
     path("machines/<str:key>/ask/<str:action>/", machine_action, name="machine-action"),
     path("regions/", _view(REGIONS), name="regions"),
     path("regions/<str:key>/", _view(REGION), name="region"),
+    path("regions/<str:region>/ask/<str:action>/", region_action, name="region-action"),
     path("regions/<str:region>/pools/add/", pool_add_action, name="pool-add"),
     path("regions/<str:region>/pools/<int:pool_id>/ask/<str:action>/", pool_action, name="pool-action"),
     path("regions/<str:region>/images/move/", image_move_action, name="image-move"),

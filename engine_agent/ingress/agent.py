@@ -19,6 +19,7 @@ from engine_agent.ingress.certificates import Applications, LinkFiles
 from engine_agent.ingress.command_socket import CommandRefused, Unreachable
 from engine_agent.ingress.config import body_parser_structure_of, render, render_body_parser, structure_of
 from engine_agent.ingress.desired import EMPTY_DESIRED, DesiredHaproxy, desired_from
+from engine_agent.ingress.grpc_process import GrpcProcess
 from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
 from engine_agent.ingress.hold_socket import HoldSocket
 from engine_agent.ingress.key_map import KEYS_MAP
@@ -84,6 +85,7 @@ class IngressAgent:
         self._links = LinkFiles(identity) if identity else None
         self._links_problem = ""
         self._applications = ApplicationTlsState(settings, self.serving.process)
+        self.grpc = GrpcProcess(settings)
         self._pending_table: RoutingTable | None = None
         self._accept_at_s = 0.0
         self._newest_revision = 0
@@ -120,6 +122,7 @@ class IngressAgent:
     async def run(self, send: Callable[[IngressReport], None], send_requests: Callable[[RequestWindow], None]) -> None:
         """Loads the journal and supervises the HAProxies until cancelled. `send` takes each report, `send_requests` the
         samples of requests that failed without a cell."""
+        self.grpc.make_folder()
         self._resume()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.access_log.carry())
@@ -130,8 +133,9 @@ class IngressAgent:
             group.create_task(self._supervise_serving(send, send_requests))
 
     async def stop(self, grace_s: float) -> None:
-        """Lets streams finish for `grace_s` seconds, then stops all HAProxies."""
+        """Lets streams finish for `grace_s` seconds, then stops all HAProxies, and then the gRPC gateway."""
         await asyncio.gather(*(haproxy.process.stop(grace_s) for haproxy in self._haproxies))
+        await self.grpc.stop()
 
     @property
     def _haproxies(self) -> tuple[HaproxySupervisor, ...]:
@@ -164,6 +168,7 @@ class IngressAgent:
                 await self._accept(self._pending_table)
             self.caches.follow(_cells_by_cache(self._desired or EMPTY_DESIRED))
             await self._pass(self._desired)
+            self.grpc.reconcile(self._desired)
             await self._count_keys()
             if (report := self._report()) is not None:
                 send(report)
@@ -282,6 +287,7 @@ class IngressAgent:
         desired = self._desired or EMPTY_DESIRED
         problems = [self._refusal, *(haproxy.problem for haproxy in self._haproxies)]
         problems += [_left_out(desired), self._links_problem, self._applications.problem, self.access_log.problem]
+        problems += [self.grpc.problem]
         observed = IngressObserved(
             revision=self._revision_in_force,
             haproxy_pid=self.serving.process.pid,

@@ -23,7 +23,7 @@ from engine_agent.ingress.desired import DesiredHaproxy, Server
 from engine_agent.ingress.key_map import KeyField
 from engine_agent.ingress.settings import BodyParserTier, IngressSettings, Times
 from engine_agent.protocol.api_surface import ANTHROPIC_PATHS, API_PATHS, CELL_PATHS, LOADING_PATHS, AnsweredBy
-from engine_agent.protocol.ports import hop_port, tls_port
+from engine_agent.protocol.ports import grpc_port, grpc_tls_port, hop_port, tls_port
 from engine_agent.protocol.states import ServingClass
 from engine_agent.protocol.strict_json import DEEPEST, LONGEST_NAME_CHARS, MOST_CONTAINERS
 
@@ -54,6 +54,8 @@ REGION_RETRIES = 3
 OVERFLOW_REFUSALS_PER_S = 10
 """While other regions refuse so much of a pool's overflow, an ingress offers none."""
 HEALTH_PATHS = ("/health", "/healthz")
+GRPC_SOCKETS = "grpc"
+"""Folder of the sockets between HAProxy and the gRPC gateway, in the state directory."""
 VARIABLE_PART = re.compile(r"{[a-z_]+}")
 SIGNED_REQUEST = "%[var(txn.request_id)]|%[method]|{}%[pathq]".format(
     "".join(f"%[req.hdr({name}),url_enc]|" for name in (headers.TENANT, headers.CLASS, headers.POOL))
@@ -100,6 +102,14 @@ def render_body_parser(desired: DesiredHaproxy, settings: IngressSettings, tier:
 
 def body_parser_structure_of(desired: DesiredHaproxy, settings: IngressSettings, tier: BodyParserTier) -> str:
     return _digest(_render(desired, settings, tier, ""))
+
+
+def grpc_answer(status: int, message: str) -> str:
+    """A rule that ends a call with this gRPC status (https://grpc.github.io/grpc/core/md_doc_statuscodes.html)."""
+    return (
+        "http-request return status 200 content-type application/grpc "
+        f"hdr grpc-status {status} hdr grpc-message '{message}'"
+    )
 
 
 def map_file(entries: Mapping[str, str]) -> str:
@@ -155,6 +165,7 @@ def _values(desired: DesiredHaproxy, settings: IngressSettings, tier: BodyParser
     kept = tuple(_control_plane_paths()) if settings.control_plane else ()
     # A request takes a second connection on its way within the ingress, and a held one a third.
     more = settings.max_outside_connections + (settings.max_held if desired.features.holds else 0)
+    more += 2 * settings.grpc.calls if desired.features.grpc else 0
     return {
         "desired": desired,
         "features": desired.features,
@@ -170,6 +181,10 @@ def _values(desired: DesiredHaproxy, settings: IngressSettings, tier: BodyParser
         "host": f"[{settings.host}]" if ":" in settings.host else settings.host,
         "hop_port": hop_port(settings.port),
         "tls_port": tls_port(settings.port),
+        "grpc_port": grpc_port(settings.port),
+        "grpc_tls_port": grpc_tls_port(settings.port),
+        "grpc_sockets": GRPC_SOCKETS,
+        "grpc_answer": grpc_answer,
         # Only the workers of this ingress may use its sockets.
         "own_socket": lambda path: f"bind unix@{path} mode 600{owner}",
         "link_files": LINK_FILES,

@@ -130,6 +130,7 @@ class Features:
     """Some key lists origins of web pages."""
     adapters: bool = False
     holds: bool = False
+    grpc: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +223,7 @@ def _features(table: RoutingTable) -> Features:
         origins=any(key.origins for key in table.keys),
         adapters=any(pool.adapters for pool in table.pools),
         holds=any(pool.hold for pool in table.pools),
+        grpc=table.grpc,
     )
 
 

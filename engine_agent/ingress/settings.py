@@ -39,6 +39,21 @@ class HoldLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class GrpcLimits:
+    """Limits of gRPC at an ingress. Its gateway reads whole messages, so clients can fill memory for as many messages
+    of the longest body as there are calls."""
+
+    calls: int = 256
+    """Calls at the gateway at the same time, streams included. Further calls wait in HAProxy."""
+    calls_of_client: int = 64
+    """The same for one client address."""
+    wait_s: int = 10
+    """Wait for a place at the gateway; as long as a real-time request waits for a cell."""
+    silence_s: int = 600
+    """Silence of a client within a stream. The gateway closes idle streams and clients that do not read."""
+
+
+@dataclass(frozen=True, slots=True)
 class Times:
     """Every time of the request path."""
 
@@ -142,6 +157,7 @@ class IngressSettings:
     times: Times = field(default_factory=Times)
     queues: Mapping[ServingClass, QueueLimits] = field(default_factory=lambda: QUEUES)
     hold: HoldLimits = field(default_factory=HoldLimits)
+    grpc: GrpcLimits = field(default_factory=GrpcLimits)
 
     def max_requests_at(self, tier: BodyParserTier) -> int:
         return max(1, self.max_connections // tier.connections_per_request)

@@ -269,7 +269,7 @@ class RoutingTable(Struct, frozen=True, tag="routing_table"):
     `keys_required`: requests without a key are rejected. `tenants_over_quota`: keys of these tenants are rejected,
     because their budget is used up; `keys_over_quota`: the same for single keys, by prefix. `hop_secrets` prove to
     another region's ingress that a request comes from this fleet: the first one signs, both are accepted. Without a
-    secret no request leaves its region."""
+    secret no request leaves its region. `grpc`: the ingresses also serve gRPC."""
 
     revision: int
     region: str
@@ -282,6 +282,7 @@ class RoutingTable(Struct, frozen=True, tag="routing_table"):
     hop_secrets: tuple[str, ...] = ()
     max_body_bytes: int = MAX_BODY_BYTES
     retry_after_s: int = 5
+    grpc: bool = False
 
 
 class ServerCertificate(Struct, frozen=True):

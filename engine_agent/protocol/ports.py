@@ -40,6 +40,8 @@ HOPS_ABOVE = 2000
 """Offset of an ingress's port for other regions' requests."""
 TLS_ABOVE = 3000
 """Offset of an ingress's TLS port for applications."""
+GRPC_ABOVE, GRPC_TLS_ABOVE = 4000, 5000
+"""Offsets of an ingress's ports for gRPC, without and with TLS."""
 LOWEST_PORT, HIGHEST_PORT = 1024, 65535
 """Range of the ports that agents listen on without root."""
 INGRESS_CLAIM = "\0switchyard-ingress-{host}:{port}"
@@ -63,6 +65,8 @@ def ingress_ports(ingress_port: int) -> dict[str, int]:
         "metrics": metrics_port(ingress_port),
         "other regions' requests": hop_port(ingress_port),
         "applications over TLS": tls_port(ingress_port),
+        "gRPC": grpc_port(ingress_port),
+        "gRPC over TLS": grpc_tls_port(ingress_port),
     }
 
 
@@ -74,6 +78,16 @@ def hop_port(ingress_port: int) -> int:
 def tls_port(ingress_port: int) -> int:
     """Port on which an ingress accepts applications' requests over TLS, once its region has a certificate."""
     return _port_at_offset(ingress_port, TLS_ABOVE)
+
+
+def grpc_port(ingress_port: int) -> int:
+    """Port on which an ingress accepts gRPC without TLS, if its region serves gRPC."""
+    return _port_at_offset(ingress_port, GRPC_ABOVE)
+
+
+def grpc_tls_port(ingress_port: int) -> int:
+    """Port on which an ingress accepts gRPC over TLS, if its region serves gRPC and has a certificate."""
+    return _port_at_offset(ingress_port, GRPC_TLS_ABOVE)
 
 
 def _port_at_offset(port: int, offset: int) -> int:

@@ -93,6 +93,7 @@ class Migration(migrations.Migration):
                 ('spares', models.JSONField(blank=True, default=dict)),
                 ('plain_http', models.CharField(choices=[('serve', 'Serve'), ('refuse', 'Refuse'), ('loopback', 'Loopback')], default='serve', max_length=16)),
                 ('cheapest_first', models.BooleanField(default=False)),
+                ('grpc', models.BooleanField(default=False)),
             ],
             options={
                 'ordering': ['position', 'name'],

@@ -72,6 +72,7 @@ class RegionSerializer(serializers.ModelSerializer[Region]):
             "repair_only",
             "plain_http",
             "cheapest_first",
+            "grpc",
             "cloud",
             "nodes",
             "cells",
@@ -126,6 +127,10 @@ class _RegionColumns(StrictSerializer):
     cheapest_first = serializers.BooleanField(
         required=False,
         help_text="Use the cheapest of equally suitable pools first, regardless of their order.",
+    )
+    grpc = serializers.BooleanField(
+        required=False,
+        help_text="Its ingresses also serve gRPC (Open Inference Protocol), 4000 ports above their port for HTTP.",
     )
 
 

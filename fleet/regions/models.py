@@ -14,7 +14,8 @@ class Region(models.Model):
     """A failure and latency domain. `spares`: instance type -> idle nodes to keep warm (`WarmSpares`).
 
     `ingress_url`: for applications' requests; `plain_http`: clients served without TLS. `position` orders regions and
-    selects local ports. `cheapest_first`: of equally suitable pools the cheapest is used first."""
+    selects local ports. `cheapest_first`: of equally suitable pools the cheapest is used first. `grpc`: its ingresses
+    also serve gRPC."""
 
     name = models.SlugField(max_length=64, primary_key=True)
     provider = models.CharField(max_length=32, default="local")
@@ -23,6 +24,7 @@ class Region(models.Model):
     spares = models.JSONField(default=dict, blank=True)
     plain_http = models.CharField(max_length=16, choices=choices(PlainHttp), default=PlainHttp.SERVE.value)
     cheapest_first = models.BooleanField(default=False)
+    grpc = models.BooleanField(default=False)
 
     class Meta:
         ordering = ["position", "name"]

@@ -174,7 +174,7 @@ def application_certificates_lock() -> None:
 """Its ingresses are called i-NAME or i-NAME-N, and their names stand in certificates (ID_LENGTH_MAX)."""
 NAMED_MOST = 3
 """Names of each kind in the error of a deletion."""
-CHANGEABLE = ("position", "ingress_url", "spares", "plain_http", "cheapest_first")
+CHANGEABLE = ("position", "ingress_url", "spares", "plain_http", "cheapest_first", "grpc")
 
 
 def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: datetime) -> Region:

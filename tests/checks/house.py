@@ -17,6 +17,7 @@ from tests.checks.prose import PATTERNS, Finding, findings, tracked
 
 ROOT = Path(__file__).resolve().parents[2]
 BUDGET = ROOT / "tests/budget.toml"
+GENERATED = ("engine_agent/grpc_gateway/messages/",)
 SMALL = 70
 """Lines below which a file with a single importer is counted: most of those belong into that importer."""
 DOCUMENTS = ("docs", "templates", "README.md", "CONTRIBUTING.md", "SECURITY.md")
@@ -24,7 +25,7 @@ DOCUMENTS = ("docs", "templates", "README.md", "CONTRIBUTING.md", "SECURITY.md")
 
 def measured() -> dict[str, dict[str, int]]:
     """Returns what the checkout has, by section and name of the budget."""
-    sources = [name for name in tracked() if name.endswith(".py") and not name.startswith("tests/")]
+    sources = [name for name in tracked() if name.endswith(".py") and not name.startswith(("tests/", *GENERATED))]
     texts = {name: (ROOT / name).read_text() for name in sources}
     return {
         "house": {

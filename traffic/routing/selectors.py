@@ -258,8 +258,9 @@ class RoutingCache:
     def ingresses(self) -> list[IngressAddress]:
         return self._written.get("ingresses", _INGRESSES, ingress_addresses)
 
-    def regions(self) -> list[str]:
-        return self._written.get("regions", _REGIONS, lambda: list(Region.objects.values_list("name", flat=True)))
+    def regions(self) -> dict[str, bool]:
+        """Returns whether ingresses serve gRPC, by region."""
+        return self._written.get("regions", _REGIONS, lambda: dict(Region.objects.values_list("name", "grpc")))
 
     def key_ring_version(self) -> KeyRingVersion:
         return self._written.get("keys", _KEYS, key_ring_version)

@@ -66,6 +66,7 @@ def _regions(names: set[str]) -> dict[str, Stated]:
             "spares": row.spares,
             "plain_http": row.plain_http,
             "cheapest_first": row.cheapest_first,
+            "grpc": row.grpc,
         }
         for row in Region.objects.select_related("cloud").filter(name__in=names)
     }

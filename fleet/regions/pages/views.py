@@ -41,6 +41,7 @@ from fleet.nodes.selectors import node_counts_by_region
 from fleet.reconcile.planning.states import CellState, CloudRegionState, NodeState
 from fleet.regions.models import Region
 from fleet.regions.pages.pools import POOL_LIST, region_of, region_or_404
+from fleet.regions.services import region_change
 from kernel.time_ranges import OF_LOAD
 from kernel.tones import Tone
 from traffic.region_shares.models import RegionLoss
@@ -328,8 +329,44 @@ def _use(request: PageRequest) -> Charts:
 
 
 def _region_actions(request: PageRequest) -> ActionMenu:
-    url = reverse("evacuate", args=(request.once(region_of).pk,))
-    return ActionMenu((menu_item("Evacuate", url, request.caller.access),))
+    region, access = request.once(region_of), request.caller.access
+    evacuate = menu_item("Evacuate", reverse("evacuate", args=(region.pk,)), access)
+    return ActionMenu((evacuate, (GRPC_OFF if region.grpc else GRPC_ON).menu_item(region, access)))
+
+
+def _setting_grpc(*, on: bool) -> Run[Region]:
+    def run(form: Submission, region: Region) -> None:
+        region_change(name=region.pk, columns={"grpc": on}, actor=form.actor, now=form.now)
+
+    return run
+
+
+REGION_TARGET = Target(
+    noun="region",
+    find=region_or_404,
+    name=lambda region: region.pk,
+    url=lambda region: reverse("region", args=(region.pk,)),
+    action_url=lambda region, name: reverse("region-action", args=(region.pk, name)),
+)
+GRPC_ON = Action(
+    target=REGION_TARGET,
+    name="serve-grpc",
+    label="Serve gRPC",
+    run=_setting_grpc(on=True),
+    effect=lambda region, now: (
+        "Its ingresses start a gateway of about 60 MiB each and listen on two further ports, "
+        "4000 and 5000 above their port for HTTP. HTTP requests continue."
+    ),
+    words=("triton", "kserve", "open inference protocol"),
+)
+GRPC_OFF = Action(
+    target=REGION_TARGET,
+    name="stop-grpc",
+    label="Stop gRPC",
+    run=_setting_grpc(on=False),
+    effect=lambda region, now: "Its ingresses close their ports for gRPC. Calls in progress have 20 s to finish.",
+)
+region_action = action_view(GRPC_ON, GRPC_OFF)
 
 
 REGION = Page(
@@ -388,15 +425,8 @@ pool_action = action_view(
     Action(target=TARGET, name="remove", run=_remove),
 )
 
-REGION_TARGET = Target(
-    noun="region",
-    find=region_or_404,
-    name=lambda region: region.pk,
-    url=lambda region: f"{reverse('region', args=(region.pk,))}#region-pools",
-)
 
-
-@action(REGION_TARGET)
+@action(replace(REGION_TARGET, url=lambda region: f"{reverse('region', args=(region.pk,))}#region-pools"))
 def pool_add_action(form: Submission, region: Region) -> None:
     body = form.valid(DeclarePoolSerializer, "instance_type", "market", "zone", "max_price", region=region.pk)
     new = NewPool(region.pk, body["instance_type"], body["zone"], Market(body["market"]), body["max_price"])

@@ -29,7 +29,7 @@ PROVIDERS = (
     Option(AWS, "AWS", "instances in an account"),
     Option(ECS, "ECS", "tasks on the container instances of a cluster"),
 )
-COLUMNS = ("provider", "stack", "aws_region", "position", "ingress_url", "plain_http", "cheapest_first")
+COLUMNS = ("provider", "stack", "aws_region", "position", "ingress_url", "plain_http", "cheapest_first", "grpc")
 
 
 def _providers(typed: Typed) -> tuple[Option, ...]:
@@ -101,6 +101,7 @@ REGION_WIZARD = Wizard(
                 Input(name="ingress_url", at="Region.ingress_url", label="URL", placeholder="https://eu.example.com"),
                 Input(name="position", at="Region.position"),
                 Input(name="plain_http", at="Region.plain_http", label="Plain HTTP"),
+                Input(name="grpc", at="Region.grpc", label="gRPC"),
             ),
         ),
         Step(

@@ -119,6 +119,7 @@ OPERATOR = {
     "pool-action",
     "pool-add",
     "quota-new",
+    "region-action",
     "region-new",
     "rollout-action",
     "rollout-new",

@@ -115,6 +115,7 @@ class RunningIngress:
                 await self.haproxy.kill()
                 for parser in self.ingress.body_parsers:
                     await parser.process.kill()
+                await self.ingress.grpc.stop()
 
     async def die(self) -> None:
         """Stops the agent and leaves HAProxy running, like kill -9."""
@@ -130,6 +131,7 @@ class RunningIngress:
         keys: tuple[ApiKey, ...] = (),
         keys_required: bool = False,
         tenants_over_quota: tuple[str, ...] = (),
+        grpc: bool = False,
     ) -> None:
         """Puts a table with these pools into force, and waits until every cell has a state."""
         self.revision += 1
@@ -145,6 +147,7 @@ class RunningIngress:
                 tenants_over_quota=tenants_over_quota,
                 hop_secrets=self.hop_secrets,
                 retry_after_s=retry_after_s,
+                grpc=grpc,
             )
         )
         await eventually(self._is_in_force, what=f"revision {self.revision} in force")

@@ -28,6 +28,7 @@ def test_a_region_says_everything_about_itself() -> None:
         "repair_only": {"local.cpu": 1},
         "plain_http": "serve",
         "cheapest_first": False,
+        "grpc": False,
         "cloud": None,
         "nodes": {"joining": 0, "ready": 1, "suspect": 0, "faulty": 0, "lost": 1},
         "cells": {"pending": 0, "starting": 1, "ready": 0, "draining": 0, "failed": 0, "lost": 0},

@@ -31,8 +31,8 @@ def another_session() -> Iterator[Any]:
 
 def write(session: Any, name: str) -> None:
     session.execute(
-        "INSERT INTO fleet_region (name, provider, position, ingress_url, spares, plain_http, cheapest_first)"
-        " VALUES (%s, 'local', 0, '', '{}', 'serve', false)",
+        "INSERT INTO fleet_region (name, provider, position, ingress_url, spares, plain_http, cheapest_first, grpc)"
+        " VALUES (%s, 'local', 0, '', '{}', 'serve', false, false)",
         [name],
     )
 

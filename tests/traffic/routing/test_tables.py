@@ -11,6 +11,7 @@ from engine_agent.protocol.ingress_messages import Affinity
 from fleet.cells.models import Cell
 from fleet.reconcile.planning.states import CellState
 from fleet.reconcile.selectors.snapshot import LISTENING_LEASE
+from fleet.regions.services import region_change
 from kernel.leases import lease_take
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -142,6 +143,20 @@ def test_a_pass_over_thirty_cells_asks_as_often_as_one_over_five() -> None:
             assert tables_publish(now=NOW) == []
         query_counts.append(len(captured))
     assert query_counts[0] == query_counts[1] <= 15
+
+
+def test_a_region_that_serves_grpc_says_so_in_its_next_table() -> None:
+    rows.deployment()
+    rows.region("us-west-2")
+    tables_publish(now=NOW)
+    region_change(name="us-west-2", columns={"grpc": True}, actor="ada", now=NOW)
+    assert tables_publish(now=NOW) == ["us-west-2"]
+    assert {region: table_message(table).grpc for region, table in latest_tables().items()} == {
+        "us-east-1": False,
+        "us-west-2": True,
+    }
+    assert latest_tables()["us-west-2"].reason == "gRPC on"
+    assert tables_publish(now=NOW) == []
 
 
 def test_a_policy_of_splits_and_prefixes_is_in_the_next_table() -> None:

@@ -77,13 +77,13 @@ def tables_publish(*, now: datetime, cache: RoutingCache | None = None, recorder
     if seen != known.published:
         ingresses_of = Counter(ingress.region for ingress in ingresses)
         splits = plan_splits(deployments, shared)
-        for region in regions:
+        for region, serves_grpc in regions.items():
             table = current.get(region)
             before = _in_force(table)
             pools = plan_pools(region, deployments, cells, ingresses, shared, holds)
             pools = keep_steering(pools, (before or _NOTHING).pools, unreadable)
             kept = _kept_splits(splits, before or _NOTHING, unreadable)
-            wanted = _Wanted(pools, kept, key_ring(standing, ingresses_of[region]))
+            wanted = _Wanted(pools, kept, key_ring(standing, ingresses_of[region]), serves_grpc)
             is_new = before != wanted and _publish_table(region, wanted, before or _NOTHING, table, now)
             planned[region] = before or _NOTHING, wanted
             if before != wanted:
@@ -148,6 +148,7 @@ class _Wanted:
     pools: tuple[Pool, ...]
     splits: tuple[Split, ...]
     keys: JsonObject
+    grpc: bool = False
 
 
 _NOTHING = _Wanted((), (), {})
@@ -157,7 +158,7 @@ def _in_force(current: KnownTable | None) -> _Wanted | None:
     """Returns the content of a table, or None if it is missing or unreadable and must be replaced."""
     if current is None or current.message is None:
         return None
-    return _Wanted(current.message.pools, current.message.splits, current.keys)
+    return _Wanted(current.message.pools, current.message.splits, current.keys, current.message.grpc)
 
 
 def _kept_splits(planned: tuple[Split, ...], before: _Wanted, unreadable: Container[str]) -> tuple[Split, ...]:
@@ -191,11 +192,13 @@ def _note_unreadable(region: str, problem: UnreadableTable, *, replaced: bool, n
 def _publish_table(region: str, wanted: _Wanted, before: _Wanted, current: KnownTable | None, now: datetime) -> bool:
     changes = [describe_change(before.pools, wanted.pools)] if current is None or before.pools != wanted.pools else []
     changes += [*describe_splits(before.splits, wanted.splits), *describe_keys(before.keys, wanted.keys)]
+    changes += [f"gRPC {'on' if wanted.grpc else 'off'}"] if before.grpc != wanted.grpc else []
     revision, reason = current.revision + 1 if current else 1, "; ".join(changes) or "the previous table is unreadable"
     body = {
         "pools": msgspec.to_builtins(wanted.pools),
         **({"splits": msgspec.to_builtins(wanted.splits)} if wanted.splits else {}),
         **({KEY_RING: wanted.keys} if wanted.keys else {}),
+        **({"grpc": True} if wanted.grpc else {}),
     }
     try:
         _store_table(RoutingTable(region_id=region, revision=revision, body=body, reason=reason, created_at=now))

@@ -192,8 +192,8 @@ def test_a_machine_of_ec2_proves_itself_with_any_python_from_3_9(settings: Any) 
 def test_a_node_has_a_block_and_an_ingress_a_port_for_each_kind_of_caller() -> None:
     assert ports_of("node", "0") == list(range(21000, 21020))
     assert ports_of("node", "65516") == list(range(65516, 65536))
-    assert ports_of("ingress", "0") == [8080, 9080, hop_port(8080), tls_port(8080)]
-    assert ports_of("ingress", "65000") == [65000, 64000, 63000, 62000]
+    assert ports_of("ingress", "0") == [8080, 9080, hop_port(8080), tls_port(8080), 12080, 13080]
+    assert ports_of("ingress", "65000") == [65000, 64000, 63000, 62000, 61000, 60000]
 
 
 @pytest.mark.parametrize(
