@@ -173,6 +173,11 @@ app.conf.update(
         "traffic-export-usage": {"task": "traffic.export_usage", "schedule": 600.0, "options": {"expires": 600.0}},
         "traffic-fit-tokens": {"task": "traffic.fit_tokens", "schedule": 3600.0, "options": {"expires": 3600.0}},
         "traffic-plan-roles": {"task": "traffic.plan_roles", "schedule": 30.0, "options": {"expires": 30.0}},
+        "traffic-run-batch-schedules": {
+            "task": "traffic.run_batch_schedules",
+            "schedule": 5.0,
+            "options": {"expires": EXPIRES_S},
+        },
         "traffic-trim-usage": {"task": "traffic.trim_usage", "schedule": 3600.0},
         "traffic-trim-async": {"task": "traffic.trim_async", "schedule": 60.0, "options": {"expires": 60.0}},
         "accounts-expire-approvals": {

@@ -12,6 +12,7 @@ from kernel import clock, wake_ups
 from kernel.control_loops import ControlLoop
 from traffic.async_requests.services.queues import refused_messages_trim
 from traffic.async_requests.services.requests import async_requests_expire, async_requests_trim
+from traffic.batch_schedules.services.runs import schedules_run
 from traffic.batches.services.batch import batches_trim
 from traffic.capacity.services import Planner, autoscaling_run, roles_plan
 from traffic.demand.services import DemandMeter, demand_trim, forecasts_trim
@@ -132,6 +133,12 @@ def plan_roles() -> None:
 @shared_task(name="traffic.export_usage")
 def export_usage() -> None:
     usage_export_days(target=settings.USAGE_EXPORT, now=clock.now())
+
+
+@shared_task(name="traffic.run_batch_schedules")
+def run_batch_schedules() -> None:
+    """Several workers may run this at the same time; each time and object has one batch."""
+    schedules_run(now=clock.now())
 
 
 @shared_task(name="traffic.trim_async")

@@ -22,6 +22,7 @@ VERSION_FIELDS = (
     "layers", "speculation", "quantization", "adapters", "roles", "by_type", "modalities",
 )  # fmt: skip
 POLICY_META = frozenset({"deployment", "revision", "actor", "changed_at"})
+SCHEDULE_META = frozenset({"name", "tenant", "when", "next_at", "problem", "actor", "created_at", "changed_at"})
 TYPE_META = frozenset({"name", "origin", "changed_by", "changed_at"})
 
 Row = Mapping[str, Any]
@@ -196,6 +197,10 @@ def _traffic_policy(row: Row) -> Spec:
     return {field: value for field, value in row.items() if field not in POLICY_META}
 
 
+def _batch_schedule(row: Row) -> Spec:
+    return {field: value for field, value in row.items() if field not in SCHEDULE_META}
+
+
 def _fault_rule(row: Row) -> Spec:
     return {"mode": row["mode"]}
 
@@ -208,6 +213,7 @@ DESCRIBED: Mapping[str, tuple[str, Callable[[Row], Spec]]] = {
     "model-versions": ("ModelVersion", _version),
     "deployments": ("Deployment", _deployment),
     "traffic-policies": ("TrafficPolicy", _traffic_policy),
+    "batch-schedules": ("BatchSchedule", _batch_schedule),
     "fault-rules": ("FaultRule", _fault_rule),
 }
 """Name of a resource -> kind of its documents, and how to write them, in order of dependency."""

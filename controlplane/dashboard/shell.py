@@ -135,7 +135,7 @@ def _has_number(text: str) -> Q:
 
 
 def _batches(text: str) -> "QuerySet[Batch]":
-    about = Q(id__startswith=text) | Q(tenant__icontains=text) | Q(model__icontains=text)
+    about = Q(id__startswith=text) | Q(tenant__icontains=text) | Q(lines_by_model__icontains=text)
     return Batch.objects.filter(about).order_by("-created_at", "-id")
 
 
@@ -222,7 +222,7 @@ KINDS = (
         "Batches",
         "batch-page",
         _batches,
-        lambda row, now: (row.pk, row.state, BATCH_TONE[BatchState(row.state)], f"{row.tenant}, {row.model}"),
+        lambda row, now: (row.pk, row.state, BATCH_TONE[BatchState(row.state)], f"{row.tenant}, {row.model_names}"),
         (CANCEL,),
     ),
 )
@@ -230,6 +230,7 @@ FORMS = (
     ("Roll out a version", "rollout-new"),
     ("Create a key", "key-new"),
     ("New model", "model-new"),
+    ("New schedule of batches", "batch-schedule-new"),
     ("Fix shares of traffic", "traffic-shares"),
 )
 """Actions without an object, and the URLs of their pages."""

@@ -73,6 +73,13 @@ from models_registry.instance_types.pages import (
 )
 from models_registry.versions.pages.drafts import DRAFT_WIZARD, VERSION_WIZARD
 from models_registry.versions.pages.views import MODEL, MODELS, VERSION, VERSION_DIFF, version_action
+from traffic.batch_schedules.pages import (
+    SCHEDULE,
+    SCHEDULE_CHANGE_WIZARD,
+    SCHEDULE_WIZARD,
+    SCHEDULES,
+    schedule_action,
+)
 from traffic.batches.pages import BATCH, BATCHES, batch_action, batch_download, batch_new
 from traffic.keys.pages.tenant import tenant_page
 from traffic.keys.pages.views import (
@@ -178,6 +185,11 @@ urlpatterns = [
     path("plan/drafts/<str:key>/ask/<str:action>/", plan_draft_action, name="plan-draft-action"),
     path("batches/", _view(BATCHES), name="batches-page"),
     path("batches/new/", batch_new, name="batch-new"),
+    path("batches/schedules/", _view(SCHEDULES), name="batch-schedules"),
+    path("batches/schedules/new/", _wizard(SCHEDULE_WIZARD), name="batch-schedule-new"),
+    path("batches/schedules/<slug:key>/", _view(SCHEDULE), name="batch-schedule"),
+    path("batches/schedules/<slug:key>/change/", _wizard(SCHEDULE_CHANGE_WIZARD), name="batch-schedule-change"),
+    path("batches/schedules/<slug:key>/ask/<str:action>/", schedule_action, name="batch-schedule-action"),
     path("batches/<str:key>/", _view(BATCH), name="batch-page"),
     path("batches/<str:key>/<str:name>.jsonl", batch_download, name="batch-download"),
     path("batches/<str:key>/ask/<str:action>/", batch_action, name="batch-action"),

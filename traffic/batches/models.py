@@ -9,7 +9,8 @@ from django.db.models import Q
 
 from fleet.reconcile.planning.states import choices
 from fleet.regions.models import Region
-from traffic.batches.planning.batch import OPEN, USUAL_PRIORITY, BatchState
+from kernel.tones import Tone
+from traffic.batches.planning.batch import BATCH_TONE, OPEN, USUAL_PRIORITY, BatchState
 from traffic.batches.planning.pacing import FIRST_STEP_S, Timeline
 from traffic.files.planner import FilePurpose
 
@@ -126,6 +127,10 @@ class Batch(models.Model):
 
     def __str__(self) -> str:
         return f"{self.id}: {self.state}"
+
+    @property
+    def tone(self) -> Tone:
+        return BATCH_TONE[BatchState(self.state)]
 
     @property
     def model(self) -> str:

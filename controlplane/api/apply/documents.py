@@ -29,6 +29,7 @@ from models_registry.imports.api import ImportSourceSerializer
 from models_registry.instance_types.api import InstanceTypeColumnsSerializer
 from models_registry.instance_types.planner import NAME as TYPE_NAME
 from models_registry.versions.api.version_requests import ChangeDraftSerializer
+from traffic.batch_schedules.api import ChangeBatchScheduleSerializer
 from traffic.region_shares.api.shares import TrafficPolicyChangeSerializer
 
 API_VERSION = "switchyard/v1"
@@ -83,6 +84,13 @@ class QuotaSpec(ColumnsSerializer):
         return fields
 
 
+class BatchScheduleSpec(ChangeBatchScheduleSerializer):
+    """Times or a prefix, and the batches that they create. A key is its prefix."""
+
+    def validate_key(self, key: str) -> str:
+        return key.removeprefix("sw_")
+
+
 class FaultRuleSpec(StrictSerializer):
     mode = serializers.ChoiceField(choices=choices(RuleMode))
 
@@ -96,6 +104,7 @@ SPECS: Mapping[Kind, type[StrictSerializer]] = {
     Kind.MODEL_VERSION: ModelVersionSpec,
     Kind.DEPLOYMENT: DeploymentSpec,
     Kind.TRAFFIC_POLICY: TrafficPolicyChangeSerializer,
+    Kind.BATCH_SCHEDULE: BatchScheduleSpec,
     Kind.FAULT_RULE: FaultRuleSpec,
     **ACCESS_SPECS,
 }
@@ -107,6 +116,7 @@ NAME_MAX: Mapping[Kind, int] = {
     Kind.MODEL_VERSION: 161,
     Kind.MODEL_IMPORT: 161,
     Kind.QUOTA: 170,
+    Kind.BATCH_SCHEDULE: 64,
     **ACCESS_NAME_MAX,
 }
 

@@ -39,6 +39,7 @@ from models_registry.versions.models import ModelVersion
 from models_registry.versions.selectors import version_by_reference, version_stated
 from models_registry.versions.services.drafts import draft_change, draft_create, model_change, model_create
 from models_registry.versions.services.validation import validation_start
+from traffic.batch_schedules.services.schedules import batch_schedule_change, batch_schedule_create
 from traffic.region_shares.selectors import ExpectedLoad, expected_load
 from traffic.region_shares.services.overrides import traffic_policy_change
 
@@ -286,6 +287,14 @@ def _lay_down(step: Step, requester: Requester) -> None:
     )
 
 
+def _create_batch_schedule(step: Step, requester: Requester) -> None:
+    batch_schedule_create(name=step.document.name, actor=requester.actor, now=requester.now, **step.arguments)
+
+
+def _change_batch_schedule(step: Step, requester: Requester) -> None:
+    batch_schedule_change(name=step.document.name, actor=requester.actor, now=requester.now, **step.arguments)
+
+
 def _set_rule(step: Step, requester: Requester) -> None:
     mode = RuleMode(step.arguments["mode"])
     fault_rule_set(
@@ -360,6 +369,8 @@ _SERVICES: Mapping[tuple[Kind, Action], Callable[[Step, Requester], Approval | N
     (Kind.DEPLOYMENT, Action.SCALE): _scale,
     (Kind.DEPLOYMENT, Action.ROLL_OUT): _roll_out,
     (Kind.TRAFFIC_POLICY, Action.CHANGE): _lay_down,
+    (Kind.BATCH_SCHEDULE, Action.CREATE): _create_batch_schedule,
+    (Kind.BATCH_SCHEDULE, Action.CHANGE): _change_batch_schedule,
     (Kind.FAULT_RULE, Action.CHANGE): _set_rule,
     (Kind.GROUP, Action.CREATE): _create_group,
     (Kind.GROUP, Action.CHANGE): _change_group,

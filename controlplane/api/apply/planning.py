@@ -30,6 +30,7 @@ class Kind(StrEnum):
     MODEL_VERSION = "ModelVersion"
     DEPLOYMENT = "Deployment"
     TRAFFIC_POLICY = "TrafficPolicy"
+    BATCH_SCHEDULE = "BatchSchedule"
     FAULT_RULE = "FaultRule"
     GROUP = "Group"
     USER = "User"
@@ -110,6 +111,7 @@ REQUIRED: Mapping[Kind, tuple[str, ...]] = {
     Kind.QUOTA: ("machines",),
     Kind.MODEL_IMPORT: ("source",),
     Kind.DEPLOYMENT: ("model_version", "instance_types", "regions"),
+    Kind.BATCH_SCHEDULE: ("key",),
     Kind.GROUP: ("role",),
     Kind.WEBHOOK: ("url",),
 }

@@ -3,22 +3,17 @@ requests are parsed here, and errors name the field. Times are arguments; nothin
 
 import re
 from collections.abc import Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
-from functools import cache
 from typing import Annotated, Any
-from zoneinfo import ZoneInfo
 
 import msgspec
-from cronsim import CronSim, CronSimError
 from msgspec import Meta
 
 from kernel.constraints import InvalidField, struct_changed
+from kernel.cron import check_cron, time_zone, times_before
 
 WINDOWS_MOST = 20
-YEAR = timedelta(days=366)
-SAMPLE_YEAR = datetime(2026, 1, 1, tzinfo=UTC)
-"""Any year serves to check that a window occurs at least once a year."""
 
 
 class ScheduleWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -36,23 +31,11 @@ class ScheduleWindow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def check_window(window: ScheduleWindow, path: str) -> None:
     """Raises InvalidField for an unknown time zone, or a cron expression that lacks one of five fields or never occurs
     within a year."""
-    try:
-        _zone(window.time_zone)
-    except (KeyError, OSError, ValueError):
-        raise InvalidField(
-            f"{path}.time_zone",
-            f"{path}.time_zone is {window.time_zone!r}; it must be a name of the IANA database, such as Europe/Berlin",
-        ) from None
-    five = "five fields (minute, hour, day of the month, month, day of the week), such as 0 8 * * MON-FRI"
-    try:
-        if len(window.cron.split()) != 5:
-            raise CronSimError("Wrong number of fields")
-        first = next(CronSim(window.cron, SAMPLE_YEAR), None)
-    except CronSimError as error:
-        why = str(error).lower()
-        raise InvalidField(f"{path}.cron", f"{path}.cron is {window.cron!r}: {why}; it must have {five}") from None
-    if first is None or first - SAMPLE_YEAR > YEAR:
-        raise InvalidField(f"{path}.cron", f"{path}.cron is {window.cron!r}; it must occur every year")
+    for name, check, value in (("time_zone", time_zone, window.time_zone), ("cron", check_cron, window.cron)):
+        try:
+            check(value)
+        except ValueError as error:
+            raise InvalidField(f"{path}.{name}", f"{path}.{name} is {error}") from None
 
 
 def window_in_force(windows: Iterable[ScheduleWindow], region: str, now: datetime) -> ScheduleWindow | None:
@@ -67,15 +50,8 @@ def _is_open(window: ScheduleWindow, now: datetime) -> bool:
 
 
 def last_began(window: ScheduleWindow, now: datetime) -> datetime | None:
-    """When the window last began, `now` included. Times skipped or repeated by clock changes are treated as by Debian's
-    cron (cronsim)."""
-    after = now.astimezone(_zone(window.time_zone)).replace(microsecond=0) + timedelta(seconds=1)
-    return next(CronSim(window.cron, after, reverse=True), None)
-
-
-@cache
-def _zone(name: str) -> ZoneInfo:
-    return ZoneInfo(name)
+    """When the window last began, `now` included."""
+    return next(times_before(window.cron, window.time_zone, now), None)
 
 
 CELLS_MOST = 1000

@@ -54,6 +54,7 @@ from tests.fleet import rows
 from tests.fleet.rows import NOW
 from tests.rows_of_a_file import rows_of_a_file
 from traffic.async_requests.models import RefusedMessage, RequestQueue
+from traffic.batch_schedules.models import BatchSchedule
 from traffic.batches.models import Batch, BatchRange
 from traffic.entry.models import Entry, EntryRevision
 from traffic.keys.models import ApplicationKey
@@ -101,6 +102,12 @@ def one_more_batch(region: Region, version: ModelVersion) -> None:
         region=region, endpoint="/v1/embeddings", input_file_id="file-1", window="24h", lines=9, **times
     )
     BatchRange.objects.create(batch=batch, number=0, start=0, end=1, lines=9)
+    key = ApplicationKey.objects.latest("id")
+    schedule = BatchSchedule.objects.create(
+        name=batch.id, key=key, cron="0 0 * * *", input="file-1", actor="a", created_at=NOW, changed_at=NOW,
+        checked_until=NOW,
+    )  # fmt: skip
+    schedule.runs.create(due_at=NOW, batch=batch)
     benchmark = Benchmark.objects.create(
         version=version, deployment="d", region="r", workload="10+10", slo="ttft=9,itl=9", actor="a", created_at=NOW
     )

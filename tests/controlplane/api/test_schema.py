@@ -62,7 +62,7 @@ def test_it_shows_every_resource() -> None:
         "request-queues", "rollouts", "plan", "drafts", "what-if", "why", "replay", "operations", "fault-rules",
         "webhooks",
         "webhook-deliveries", "certificates", "audit", "events", "apply", "routing-tables", "ingresses", "keys",
-        "key-rings", "batches", "benchmarks", "configuration-searches",
+        "key-rings", "batches", "batch-schedules", "batch-runs", "benchmarks", "configuration-searches",
         "usage", "forecasts", "budgets", "costs", "rates", "quotas",
         "traffic/matrices", "traffic/losses", "traffic/history", "traffic/policies", "traffic/overrides",
         "traffic/evacuations",

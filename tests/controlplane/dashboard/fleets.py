@@ -32,6 +32,7 @@ from models_registry.versions.models import Model, ModelVersion, Validation
 from tests.engine_agent.engines.builds.packed import FACTS as BUILD_FACTS
 from tests.fleet import rows
 from tests.fleet.rows import NOW
+from traffic.batch_schedules.models import BatchSchedule
 from traffic.batches.models import Batch, BatchRange, BatchTimeline
 from traffic.demand.models import DemandForecast
 from traffic.entry.models import Entry, EntryRevision
@@ -319,6 +320,18 @@ def _key(number: int) -> None:
         expires_at=NOW,
     )
     BatchRange.objects.create(batch=batch, number=0, start=0, end=1, lines=400, completed=100, failed=3)
+    schedule = BatchSchedule.objects.create(
+        name=f"schedule-{number}",
+        key=ApplicationKey.objects.get(prefix=prefix),
+        cron="30 2 * * *",
+        input="s3://acme-batches/in/{date}.jsonl",
+        actor="ada",
+        created_at=NOW,
+        changed_at=NOW,
+        next_at=NOW,
+        checked_until=NOW,
+    )
+    schedule.runs.create(due_at=NOW, batch=batch, state="started", started_at=NOW)
     BatchTimeline.objects.create(batch=batch, completed=[0, 40, None, 100], failed=[0, 1, None, 3])
     StoredResponse.objects.create(
         tenant=tenant, key=prefix, model="m", state="completed", input=b"[]", response=b"{}", bytes=4, created_at=NOW,

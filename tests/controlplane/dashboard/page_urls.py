@@ -5,6 +5,7 @@ LISTS: dict[str, str] = {
     "audit": "/audit/",
     "benchmarks": "/benchmarks/",
     "batches-page": "/batches/",
+    "batch-schedules": "/batches/schedules/",
     "cells": "/cells/",
     "deployments": "/deployments/",
     "engine-build-uploads": "/build-uploads/",
@@ -74,6 +75,7 @@ DETAILS: tuple[str, ...] = (
     "/deployments/deployment-0/",
     "/keys/0a000000/",
     "/batches/batch_00000000000000000000000000000000/",
+    "/batches/schedules/schedule-0/",
     "/imports/1000/",
     "/benchmarks/1000/",
     "/benchmarks/compare/?id=1000",
@@ -88,6 +90,8 @@ DETAILS: tuple[str, ...] = (
 FLEET_PAGES: tuple[str, ...] = (*LISTS.values(), *FILTERED, *DETAILS)
 FORMS: tuple[str, ...] = (
     "/batches/new/",
+    "/batches/schedules/new/",
+    "/batches/schedules/schedule-0/change/",
     "/benchmarks/new/",
     "/deployments/deployment-0/autoscaling/",
     "/deployments/deployment-0/scale/",

@@ -25,6 +25,7 @@ WAYS = (
     "Show closed ones",
     "samples of their requests every half minute",
     "switchyard batch submit",
+    "<code>switchyard apply</code>",
     "switchyard model import",
     "switchyard engine add",
     "switchyard create instance-type",

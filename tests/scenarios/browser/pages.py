@@ -19,6 +19,7 @@ SCREENS = os.environ.get("SWITCHYARD_SCREENS", "")
 LISTS: dict[str, str] = {
     **page_urls.LISTS,
     **page_urls.SETTINGS,
+    "batch-schedule-new": "/batches/schedules/new/",
     "group-new": "/settings/groups/new/",
     "key-new": "/keys/new/",
     "model-new": "/new/model/",
