@@ -5,11 +5,12 @@ the last refresh had ended by then, so only rows of that one and later ones can 
 committed. Deleted rows are detected by the number of rows. No writes are needed.
 
 A cache is valid for one connection: a server that lost its last transactions reuses their numbers, but closes all
-connections first. It is not thread-safe."""
+connections first. Except for `SharedRead`, it is not thread-safe."""
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from django.db import connection
 from psycopg import sql
@@ -68,6 +69,42 @@ class WrittenTables:
 def _pair(counted: str) -> tuple[str, str]:
     rows, _, written = counted.strip("()").partition(",")
     return rows, written
+
+
+@dataclass(frozen=True, slots=True)
+class _Shared(Generic[T]):
+    """`mark`: rows of this and later transactions are new; `rows`: their number in each table."""
+
+    server: str
+    mark: str
+    rows: tuple[str, ...]
+    key: object
+    value: T
+
+
+class SharedRead(Generic[T]):
+    """A value that a process reads once for all its users, until one of its `tables` is written to. Each use checks the
+    tables, in one query, so the value is never stale. Threads may share it."""
+
+    def __init__(self, *tables: str) -> None:
+        server = sql.SQL("(pg_postmaster_start_time(), current_database())::text")
+        parts = [server, _MARK, *(_TABLE.format(table=sql.Identifier(table)) for table in tables)]
+        self._query = sql.SQL("SELECT {}").format(sql.SQL(", ").join(parts))
+        self._shared: _Shared[T] | None = None
+
+    def get(self, key: object, load: Callable[[], T]) -> T:
+        """Returns the result of `load`, which may read these tables, and others of which `key` has the version."""
+        known = self._shared
+        with connection.cursor() as cursor:
+            cursor.execute(self._query, {"since": known.mark if known else _NEVER})
+            server, mark, *counted = cursor.fetchone()
+        rows, written = zip(*map(_pair, counted), strict=True)
+        is_same = known is not None and (server, rows, key) == (known.server, known.rows, known.key)
+        if known is not None and is_same and set(written) == {"0"}:
+            return known.value
+        value = load()
+        self._shared = _Shared(server, mark, rows, key, value)
+        return value
 
 
 Row = tuple[Any, ...]

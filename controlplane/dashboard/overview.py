@@ -20,7 +20,7 @@ from fleet.faults.models import Incident
 from fleet.faults.pages import BAD_CELL_STATES, FleetHealth, cells_in_incidents
 from fleet.load.planner import FINE_S
 from fleet.load.selectors import FLEET, LoadSeries, Point, load_series
-from fleet.reconcile.planning.states import CellState, IncidentState
+from fleet.reconcile.planning.states import IncidentState
 from fleet.recorder.pages.past import PAST_OVERVIEW
 from fleet.recorder.pages.why import time_line_fragment
 from kernel.time_ranges import last
@@ -80,8 +80,7 @@ def status_of(health: FleetHealth, moving: int, now: datetime) -> Status:
 
 def numbers_of(load: LoadSeries, yard: Yard, now: datetime) -> Numbers:
     """The six numbers. The cost takes four queries."""
-    ready = [yard.tested.get(cell.id, 0) for cell in yard.cells if cell.state == CellState.READY]
-    per_cell = sum(ready) / len(ready) if ready else 0.0
+    per_cell = yard.per_cell
 
     def used(point: Point) -> float | None:
         return 100 * point.in_flight / (point.cells * per_cell) if point.cells and per_cell else None

@@ -1,10 +1,11 @@
 """The yard map: every live cell by region and deployment, filled by one figure. Reads only, in a constant number of
-queries. Small fleets are tiles; above `TILES` cells each line is a bar with one segment for each fill."""
+queries. Small fleets are tiles; above `TILES` cells each line is a bar with one segment for each fill. All users of a
+process share cells and fills until a table that they come from changes, or load is sampled again."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from math import ceil
 from string import ascii_uppercase
@@ -16,9 +17,12 @@ from engine_agent.protocol.states import CellRole
 from fleet.capacity.selectors import machine_prices
 from fleet.deployments.pages.data import Placed, RegionCells
 from fleet.deployments.selectors import concurrency_by_type
+from fleet.load.models import NodeWindow
 from fleet.load.planner import FINE_S, MINUTE_S
+from fleet.load.selectors import FLEET, last_sample_at
 from fleet.reconcile.planning.states import CELL_TONE, CellState
 from fleet.regions.models import Region
+from kernel.row_cache import SharedRead
 from kernel.tones import Tone
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.engine_arguments import nodes_per_cell
@@ -62,7 +66,7 @@ FROM fleet_cell cell
 LEFT JOIN fleet_loadsubject subject ON subject.name = 'cell:' || cell.id
 LEFT JOIN LATERAL (
     SELECT in_flight, queued, ttft_p95_ms, kv_percent FROM fleet_loadwindow
-    WHERE subject_id = subject.id AND step_s = %(step_s)s AND at >= %(since)s ORDER BY at DESC LIMIT 1
+    WHERE subject_id = subject.id AND step_s = %(step_s)s AND at > %(since)s ORDER BY at DESC LIMIT 1
 ) load ON true
 WHERE cell.state <> 'stopped' ORDER BY cell.created_at, cell.id
 """
@@ -73,7 +77,7 @@ SELECT member.cell_id, max(used.temperature_c)
 FROM fleet_nodewindow used
 JOIN fleet_loadsubject subject ON subject.id = used.subject_id
 JOIN fleet_cellmember member ON subject.name = 'node:' || member.node_id
-WHERE used.step_s = %(step_s)s AND used.at >= %(since)s AND used.temperature_c IS NOT NULL GROUP BY member.cell_id
+WHERE used.step_s = %(step_s)s AND used.at > %(since)s AND used.temperature_c IS NOT NULL GROUP BY member.cell_id
 """
 
 
@@ -101,11 +105,22 @@ class YardCell:
 @dataclass(frozen=True, slots=True)
 class Yard:
     """All live cells. `versions` by primary key; `tested`: cell -> concurrent requests that it was tested for, without
-    prefill cells, which answer no client."""
+    prefill cells, which answer no client; `per_cell`: the mean over ready cells."""
 
     cells: tuple[YardCell, ...]
     versions: Mapping[int, ModelVersion]
     tested: Mapping[str, int]
+    per_cell: float
+    _painted: dict[object, "Painted"] = field(default_factory=dict, compare=False, repr=False)
+
+    def painted(self, key: object, paint: "Paint") -> "Painted":
+        """Its tiles by place. `key`: all that `paint` depends on besides the cells; few differ while a yard is used."""
+        if key not in self._painted:
+            tiles: dict[tuple[str, str], list[Tile]] = defaultdict(list)
+            for cell in self.cells:
+                tiles[cell.deployment, cell.region].append(Tile(cell, paint(cell)))
+            self._painted[key] = {place: PaintedPlace.of(there) for place, there in tiles.items()}
+        return self._painted[key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +149,23 @@ class Tile:
     @property
     def tone(self) -> Tone:
         return Tone.WARN if self.fill.is_over and self.cell.tone is Tone.OK else self.cell.tone
+
+
+@dataclass(frozen=True, slots=True)
+class PaintedPlace:
+    """The cells of a deployment in a region. `fills`: number of cells by place of their tone and by level, in the order
+    of a bar; `worst`: the one with the highest value, if any is known."""
+
+    tiles: tuple[Tile, ...] = ()
+    fills: tuple[tuple[int, int, int], ...] = ()
+    worst: Tile | None = None
+
+    @classmethod
+    def of(cls, tiles: Sequence[Tile]) -> "PaintedPlace":
+        counted = Counter((_TONES.index(tile.tone), tile.fill.level) for tile in tiles)
+        valued = [tile for tile in tiles if tile.fill.value is not None]
+        worst = max(valued, key=lambda tile: tile.fill.value or 0.0, default=None)
+        return cls(tuple(tiles), tuple((tone, level, cells) for (tone, level), cells in sorted(counted.items())), worst)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,21 +231,24 @@ class YardMap:
 
 
 Paint = Callable[[YardCell], Fill]
+Painted = Mapping[tuple[str, str], PaintedPlace]
+"""By deployment and region."""
+_NO_CELLS = PaintedPlace()
 
 
 def yard_map(placed: Sequence[Placed], yard: Yard, shade: str, now: datetime, *, tiles: int | None = None) -> YardMap:
-    """The cells of these deployments by region, including regions without cells. One query, or four for the cost."""
+    """The cells of these deployments by region, including regions without cells. One query, four for the cost, or two
+    for the temperature."""
     chosen = Shade(shade) if shade in set(Shade) else Shade.LOAD
     letters = _letters(yard) if chosen is Shade.VERSION else {}
-    paint = _painter(chosen, placed, yard, letters, now)
+    key, paint = _painter(chosen, placed, yard, letters, now)
+    painted = yard.painted((chosen, key), paint)
     is_bars = len(yard.cells) > (TILES if tiles is None else tiles)
-    by_place: dict[tuple[str, str], list[Tile]] = defaultdict(list)
-    for cell in yard.cells:
-        by_place[cell.deployment, cell.region].append(Tile(cell, paint(cell)))
     lines: dict[str, list[YardLine]] = defaultdict(list)
     for deployment, shares in placed:
         for there in shares:
-            lines[there.region].append(_line(deployment.name, there, by_place[deployment.name, there.region], is_bars))
+            place = painted.get((deployment.name, there.region), _NO_CELLS)
+            lines[there.region].append(_line(deployment.name, there, place, is_bars))
     regions = tuple(
         YardRegion(region, getattr(region, "loss", None), tuple(lines[region.name]))
         for region in Region.objects.select_related("loss")
@@ -225,13 +260,29 @@ def yard_map(placed: Sequence[Placed], yard: Yard, shade: str, now: datetime, *,
     return YardMap(regions, chosen, is_bars, named)
 
 
+_YARDS: SharedRead[Yard] = SharedRead("fleet_cell", "models_registry_modelversion", "traffic_trafficrule")
+_HOTTEST: SharedRead[Mapping[str, float]] = SharedRead("fleet_cellmember")
+
+
 def yard_cells(now: datetime) -> Yard:
-    """Live cells with their last load, oldest first. Three queries."""
+    """Live cells with their last load, oldest first. Two queries, or five after a change."""
+    since = _whole(now, FINE_S) - FRESH
+    return _YARDS.get((last_sample_at(FLEET), since), lambda: _load_yard(since))
+
+
+def _whole(now: datetime, step_s: int) -> datetime:
+    """The begin of this step. Windows begin on whole steps, so the recent ones are the same during a step."""
+    return datetime.fromtimestamp(now.timestamp() // step_s * step_s, UTC)
+
+
+def _load_yard(since: datetime) -> Yard:
     with connection.cursor() as cursor:
-        cursor.execute(_CELLS, {"step_s": FINE_S, "since": now - FRESH})
+        cursor.execute(_CELLS, {"step_s": FINE_S, "since": since})
         cells = tuple(YardCell(*row) for row in cursor.fetchall())
     versions = ModelVersion.objects.in_bulk({cell.version for cell in cells})
-    return Yard(cells, versions, _tested(cells, versions))
+    tested = _tested(cells, versions)
+    ready = [tested.get(cell.id, 0) for cell in cells if cell.state == CellState.READY]
+    return Yard(cells, versions, tested, sum(ready) / len(ready) if ready else 0.0)
 
 
 def _tested(cells: Iterable[YardCell], versions: Mapping[int, ModelVersion]) -> dict[str, int]:
@@ -248,22 +299,27 @@ def _tested(cells: Iterable[YardCell], versions: Mapping[int, ModelVersion]) -> 
     return found
 
 
-def _painter(shade: Shade, placed: Sequence[Placed], yard: Yard, letters: Mapping[int, str], now: datetime) -> Paint:
+def _painter(
+    shade: Shade, placed: Sequence[Placed], yard: Yard, letters: Mapping[int, str], now: datetime
+) -> tuple[object, Paint]:
+    """How a cell is filled, and all that this depends on besides the yard."""
     if shade is Shade.LOAD:
-        return lambda cell: _fill_share(cell.requests, yard.tested.get(cell.id))
+        return None, lambda cell: _fill_share(cell.requests, yard.tested.get(cell.id))
     if shade is Shade.TTFT:
         objectives = {deployment.name: deployment.objective().ttft_ms for deployment, _ in placed}
-        return lambda cell: _fill_ttft(cell.ttft_ms, objectives.get(cell.deployment))
+        return tuple(objectives.items()), lambda cell: _fill_ttft(cell.ttft_ms, objectives.get(cell.deployment))
     if shade is Shade.KV_CACHE:
-        return lambda cell: _fill_kv(cell.kv_percent)
+        return None, lambda cell: _fill_kv(cell.kv_percent)
     if shade is Shade.TEMPERATURE:
-        hottest = _temperatures(now)
-        return lambda cell: _fill_temperature(hottest.get(cell.id))
+        since = _whole(now, MINUTE_S) - FRESH_OF_NODES
+        key = (last_sample_at(FLEET, NodeWindow), since)
+        hottest = _HOTTEST.get(key, lambda: _temperatures(since))
+        return key, lambda cell: _fill_temperature(hottest.get(cell.id))
     if shade is Shade.COST:
         prices = _cell_prices(yard, now)
         dearest = max((price for price in prices.values() if price), default=0.0)
-        return lambda cell: _fill_cost(prices[_priced(cell)], dearest)
-    return lambda cell: Fill(
+        return frozenset(prices.items()), lambda cell: _fill_cost(prices[_priced(cell)], dearest)
+    return None, lambda cell: Fill(
         None,
         yard.versions[cell.version].reference,
         level=_version_level(cell.version, letters),
@@ -310,10 +366,10 @@ def _priced(cell: YardCell) -> tuple[str, str, int]:
     return cell.region, cell.instance_type, cell.version
 
 
-def _temperatures(now: datetime) -> dict[str, float]:
+def _temperatures(since: datetime) -> dict[str, float]:
     """Cell -> degrees Celsius of its hottest device. One query."""
     with connection.cursor() as cursor:
-        cursor.execute(_TEMPERATURES, {"step_s": MINUTE_S, "since": now - FRESH_OF_NODES})
+        cursor.execute(_TEMPERATURES, {"step_s": MINUTE_S, "since": since})
         return dict(cursor.fetchall())
 
 
@@ -337,32 +393,29 @@ def _letters(yard: Yard) -> dict[int, str]:
     return dict(zip(ordered, LETTERS, strict=False))
 
 
-def _line(deployment: str, there: RegionCells, tiles: list[Tile], is_bars: bool) -> YardLine:
-    valued = [tile for tile in tiles if tile.fill.value is not None]
-    worst = max(valued, key=lambda tile: tile.fill.value or 0.0, default=None)
+def _line(deployment: str, there: RegionCells, place: PaintedPlace, is_bars: bool) -> YardLine:
     return YardLine(
         deployment=deployment,
         share=there,
-        tiles=() if is_bars else tuple(tiles),
-        segments=_segments(tiles, there.wanted) if is_bars else (),
+        tiles=() if is_bars else place.tiles,
+        segments=_segments(place, there.wanted) if is_bars else (),
         states=tuple(
             (state.value, CELL_TONE[state], there.states[state.value])
             for state in CellState
             if there.states.get(state.value)
         ),
-        text=worst.fill.text if worst else NOTHING,
-        worst=worst,
+        text=place.worst.fill.text if place.worst else NOTHING,
+        worst=place.worst,
     )
 
 
 _TONES = (Tone.OK, Tone.WARN, Tone.MOVING, Tone.BAD, Tone.IDLE)
 
 
-def _segments(tiles: Sequence[Tile], wanted: int) -> tuple[Segment, ...]:
+def _segments(place: PaintedPlace, wanted: int) -> tuple[Segment, ...]:
     """Ready cells by fill first, so that bars can be compared; then those over their limit, moving and broken ones."""
-    counted = Counter((_TONES.index(tile.tone), tile.fill.level) for tile in tiles)
-    whole, start, segments = max(1, len(tiles), wanted), 0.0, []
-    for (tone, level), cells in sorted(counted.items()):
+    whole, start, segments = max(1, len(place.tiles), wanted), 0.0, []
+    for tone, level, cells in place.fills:
         width = 100.0 * cells / whole
         segments.append(Segment(_TONES[tone], level, round(start, 2), round(width, 2)))
         start += width

@@ -204,6 +204,14 @@ def last_windows(subjects: Iterable[str], now: datetime, *, within_s: float = 4 
     return {subject: _point(*figures) for subject, *figures in windows}
 
 
+def last_sample_at(subject: str, model: type[LoadWindow] | type[NodeWindow] = LoadWindow) -> datetime | None:
+    """The begin of a subject's newest window. All windows of a sample are stored in one transaction, so the fleet's
+    last one is the version of all load. One query."""
+    step_s = FINE_S if model is LoadWindow else MINUTE_S
+    newest = model._default_manager.filter(subject__name=subject, step_s=step_s).order_by("-at")
+    return newest.values_list("at", flat=True).first()
+
+
 def seen_in_windows(subject: str, now: datetime) -> Mapping[int, RequestCounts]:
     """Request counts of a subject in each window of the objectives. One query, over fine windows in the last hour,
     5-minute windows in the last day, and hours before."""

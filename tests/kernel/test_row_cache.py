@@ -9,7 +9,7 @@ from django.db import connection, transaction
 from django.test.utils import CaptureQueriesContext
 
 from kernel.models import Lease, LoopPass
-from kernel.row_cache import RowCache, RowCaches
+from kernel.row_cache import RowCache, RowCaches, SharedRead
 from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -157,3 +157,42 @@ def test_a_change_that_is_committed_after_a_look_at_several_is_found(pair: Pair,
     looked.set()
     slow.result(DEADLINE_S)
     assert pair.look()[0][0] == {"one": ("a",)}
+
+
+def test_a_shared_value_is_read_again_after_a_write_or_with_another_key(writer: ThreadPoolExecutor) -> None:
+    shared: SharedRead[list[str]] = SharedRead("kernel_lease", "kernel_looppass")
+    reads = []
+
+    def names() -> list[str]:
+        reads.append("")
+        return list(Lease.objects.order_by("name").values_list("name", flat=True))
+
+    assert shared.get(1, names) == []
+    assert shared.get(1, names) is shared.get(1, names)
+    writer.submit(lease, "one").result(DEADLINE_S)
+    assert shared.get(1, names) == ["one"]
+    assert writer.submit(shared.get, 1, names).result(DEADLINE_S) is shared.get(1, names)
+    Lease.objects.all().delete()
+    assert shared.get(1, names) == []
+    assert len(reads) == 3
+    shared.get(2, names)
+    assert len(reads) == 4
+
+
+def test_a_shared_value_never_misses_a_transaction_that_ends_late(writer: ThreadPoolExecutor) -> None:
+    shared: SharedRead[int] = SharedRead("kernel_lease")
+    begun, may_end = Signal(), Signal()
+
+    def slow() -> None:
+        with transaction.atomic():
+            lease("slow")
+            begun.set()
+            may_end.wait(DEADLINE_S)
+
+    writing = writer.submit(slow)
+    begun.wait(DEADLINE_S)
+    lease("fast")
+    assert shared.get(None, Lease.objects.count) == 1
+    may_end.set()
+    writing.result(DEADLINE_S)
+    assert shared.get(None, Lease.objects.count) == 2
