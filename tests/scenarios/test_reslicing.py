@@ -193,7 +193,7 @@ def test_a_host_is_divided_for_each_demand_and_no_request_fails(fleet: RunningFl
                 print(f"{cells} cells of {deployment} after {time.monotonic() - began:.1f} s")  # noqa: T201
                 assert machines(fleet)[divided]["layout"] == layout
                 assert hosts_of(fleet, deployment) == [divided] * cells
-                assert answers(url, deployment)
+                eventually(lambda name=deployment: answers(url, name))  # type: ignore[misc]
                 fleet.scale(deployment, REGION, 0)
             assert machines(fleet)[second]["layout"] == "2x1"
         print(f"{traffic.sent} requests, {traffic.served.total()} served by {len(traffic.served)} cells")  # noqa: T201
