@@ -24,6 +24,7 @@ from engine_agent.node.enrolment import (
     notice_silence,
 )
 from engine_agent.node.identity import Identity
+from engine_agent.node.planning.heartbeats import still_holds
 from engine_agent.node.telemetry.exposition import agent_exposition
 from engine_agent.protocol.codec import MAX_FRAME_BYTES, BadMessage, MessageAssembly, bounded_fault, decode_down, encode
 from engine_agent.protocol.identity import CERTIFICATE_WANTED, control_name
@@ -34,6 +35,7 @@ from engine_agent.protocol.messages import (
     Credential,
     DownMessage,
     Fault,
+    Heartbeat,
     Hello,
     LogTail,
     Order,
@@ -47,7 +49,7 @@ from engine_agent.protocol.request_messages import RequestWindow
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 2.0
-"""Interval of reports without changes (design.md, faults)."""
+"""Interval of reports and heartbeats without changes (design.md, faults)."""
 REPORT_JITTER = 0.1
 """Share by which each interval varies, so that agents started together do not report together."""
 MAX_WAITING_FAULTS = 32
@@ -159,7 +161,8 @@ class AgentConnection:
         self.status = ConnectionStatus(connected=False, reason="not connected yet")
 
     def send(self, report: Report | IngressReport | MachineReport) -> None:
-        """Sends the report as soon as there is a connection; a newer one replaces it until then. `seq` is set here."""
+        """Sends the report as soon as there is a connection; a newer one replaces it until then. A heartbeat is sent
+        instead while the last one still holds. `seq` is set here."""
         self._report = report
         self._waiting.set()
 
@@ -319,7 +322,8 @@ class AgentConnection:
         return "reconnecting with a new hello" if self._again.is_set() else "the connection closed"
 
     async def _send_reports(self, socket: ClientConnection) -> None:
-        seq = 0
+        clock = asyncio.get_running_loop().time
+        seq, sent, sent_at_s = 0, None, 0.0
         if self._report is not None:
             self._waiting.set()  # every connection starts with the complete state
         while True:
@@ -333,9 +337,13 @@ class AgentConnection:
                 await self._send_message(socket, logs)
             while self._requests:
                 await self._send_message(socket, self._requests.popleft())
-            if self._report is not None:
-                seq += 1
-                await self._send_message(socket, msgspec.structs.replace(self._report, seq=seq))
+            report = self._report
+            if isinstance(report, Report) and sent and still_holds(sent, report, clock() - sent_at_s):
+                await self._send_message(socket, Heartbeat(seq))
+            elif report is not None:
+                seq, sent_at_s = seq + 1, clock()
+                sent = report if isinstance(report, Report) else None
+                await self._send_message(socket, msgspec.structs.replace(report, seq=seq))
 
     async def _send_message(self, socket: ClientConnection, message: UpMessage) -> None:
         try:

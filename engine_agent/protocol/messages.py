@@ -17,7 +17,7 @@ from engine_agent.protocol.request_messages import RequestWindow
 from engine_agent.protocol.states import AgentKind, CellRole, EngineState, MemberRole, Phase
 from engine_agent.protocol.telemetry_messages import NodeTelemetry
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Rises with every change that the other side would misread: a removed or renamed field, or one without a default.
 Older sides ignore new fields with defaults. See docs/design/agents.md#protocol."""
 PROTOCOLS_SPOKEN = (PROTOCOL_VERSION, PROTOCOL_VERSION - 1)
@@ -220,6 +220,13 @@ class Report(Struct, frozen=True, tag="report"):
     steps: StepTimes | None = None
 
 
+class Heartbeat(Struct, frozen=True, tag="heartbeat"):
+    """Sent instead of a report while a node's state stays the same (`engine_agent.node.planning.heartbeats`). `seq`: of
+    the last report on this connection, which still holds."""
+
+    seq: int
+
+
 SIGNATURE_CHARS_MAX = 64
 SUMMARY_CHARS_MAX = 2000
 
@@ -253,7 +260,9 @@ class CertificateRequest(Struct, frozen=True, tag="certificate_request"):
     believed: Annotated[str, Meta(max_length=64)] = ""
 
 
-UpMessage = Hello | Report | IngressReport | MachineReport | Fault | LogTail | RequestWindow | CertificateRequest
+UpMessage = (
+    Hello | Report | Heartbeat | IngressReport | MachineReport | Fault | LogTail | RequestWindow | CertificateRequest
+)
 
 
 # --- down: control plane -> agent -----------------------------------------------------------------------------------

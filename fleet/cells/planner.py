@@ -90,7 +90,7 @@ def drain_ended(cell: CellView, notices: Notices) -> str:
     unless a spare waits for its place."""
     fleet, settings, now = notices.fleet, notices.settings, notices.now
     deadline_s = fleet.deployments[cell.deployment].drain_deadline_s
-    in_flight = last_in_flight(cell, fleet, settings)
+    in_flight = last_in_flight(cell, fleet, settings, now)
     if in_flight == 0:
         return "drained: unrouted and idle"
     left = "an unknown number of" if in_flight is None else in_flight
@@ -108,15 +108,16 @@ def _has_spare(cell: CellView, fleet: FleetView) -> bool:
     return any(is_idle(node) and fleet.cell_of(node.id) is None for node in nodes)
 
 
-def last_in_flight(cell: CellView, fleet: FleetView, settings: FleetSettings) -> int | None:
+def last_in_flight(cell: CellView, fleet: FleetView, settings: FleetSettings, now: datetime) -> int | None:
     """Requests in flight, if measured after new requests stopped arriving; otherwise None. Older measurements may miss
     a request that arrived in between."""
     if not cell.members:
         return 0
-    report = fleet.nodes[cell.members[0].node].report
-    if cell.unrouted_at is None or report.last_seen_at is None or not report.is_about(cell):
+    leader = fleet.nodes[cell.members[0].node]
+    report, holds_until = leader.report, fleet.holds_until(leader, now)
+    if cell.unrouted_at is None or holds_until is None or not report.is_about(cell):
         return None
-    age_s = (report.last_seen_at - cell.unrouted_at).total_seconds()
+    age_s = (holds_until - cell.unrouted_at).total_seconds()
     return report.in_flight if age_s >= settings.load_age_s else None
 
 

@@ -937,6 +937,7 @@ class Migration(migrations.Migration):
                 ('connected', models.BooleanField(default=False)),
                 ('connection', models.CharField(blank=True, max_length=40)),
                 ('listener', models.CharField(blank=True, max_length=16)),
+                ('quiet', models.BooleanField(default=False)),
                 ('connection_changed_at', models.DateTimeField(null=True)),
                 ('last_seen_at', models.DateTimeField(null=True)),
                 ('boot_id', models.CharField(blank=True, max_length=64)),

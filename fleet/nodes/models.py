@@ -65,13 +65,18 @@ class Node(models.Model):
 
 
 class NodeReport(models.Model):
-    """The latest report of a node's agent. An observation, never the desired state."""
+    """The latest report of a node's agent. An observation, never the desired state.
+
+    While nothing changes the agent sends heartbeats, which are not stored: a report that is not `quiet` on an open
+    connection holds as long as its `listener` runs (`fleet.nodes.planner.Listeners.heard_at`)."""
 
     node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="report")
     connected = models.BooleanField(default=False)
     connection = models.CharField(max_length=40, blank=True)
     listener = models.CharField(max_length=16, blank=True)
     """The web process (`AgentListener`) that received the report."""
+    quiet = models.BooleanField(default=False)
+    """The agent has sent nothing since `last_seen_at`, although its connection is open."""
     connection_changed_at = models.DateTimeField(null=True)
     last_seen_at = models.DateTimeField(null=True)
     boot_id = models.CharField(max_length=64, blank=True)

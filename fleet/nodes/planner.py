@@ -18,6 +18,11 @@ from engine_agent.protocol.fingerprint import (
 from engine_agent.protocol.machine_messages import is_machine_id
 from engine_agent.protocol.messages import HOLDERS_MAX, Holder
 
+LISTENING_TTL = timedelta(seconds=5)
+"""For how long a web process counts as running after each renewal, of which there is one a second."""
+QUIET_AFTER = timedelta(seconds=3)
+"""Web notes the silence of a node after so long. Agents send something every 2.2 s at the latest
+(`engine_agent.node.connection.REPORT_INTERVAL_S`)."""
 RECONNECT_WITHIN = timedelta(seconds=20)
 """Time that agents of an ended web process need to reach another one that keeps up: 15 s until a ping times out
 (`engine_agent.node.connection`) or 5 s between two tries, then a new connection and its first report."""
@@ -73,6 +78,16 @@ class Listeners:
     """Web processes that ran recently, by ID."""
 
     by_id: Mapping[str, ListenerView] = field(default_factory=dict)
+
+    def heard_at(
+        self, reported_at: datetime | None, listener: str, *, connected: bool, quiet: bool, now: datetime
+    ) -> datetime | None:
+        """When the node was last heard, to about a second: its last stored report, or the last renewal of the web
+        process that has its open connection and would have noted its silence."""
+        own = self.by_id.get(listener)
+        if reported_at is None or own is None or quiet or not connected:
+            return reported_at
+        return max(reported_at, min(own.until - LISTENING_TTL, now))
 
     def counts_from(self, heard_at: datetime, listener: str, *, connected: bool, now: datetime) -> datetime:
         """From when the node's silence counts, `heard_at` or later. `listener`: the process that received its last

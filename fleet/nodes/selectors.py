@@ -55,7 +55,10 @@ JOIN fleet_region AS region ON region.name = node.region_id
 LEFT JOIN fleet_nodereport AS report ON report.node_id = node.id
 WHERE node.state = ANY(%(watched)s)
     AND NOT EXISTS (SELECT FROM fleet_providercall WHERE node_id = node.id)
-    AND (report.node_id IS NULL OR NOT report.connected OR report.last_seen_at < %(seen_by)s)
+    AND (report.node_id IS NULL OR NOT report.connected OR report.last_seen_at < %(seen_by)s AND (
+        report.quiet
+        OR NOT EXISTS (SELECT FROM fleet_agentlistener WHERE id = report.listener AND until > %(now)s)
+    ))
 ORDER BY node.id
 """
 """SQL, because `fleet.provision` runs it every second and Django takes longer to build it than PostgreSQL to answer."""
@@ -90,7 +93,8 @@ def machines_in_doubt(*, now: datetime, settings: FleetSettings) -> dict[str, li
     found: dict[str, list[str]] = defaultdict(list)
     with connection.cursor() as cursor:
         seen_by = now - timedelta(seconds=settings.doubt_after_s)
-        cursor.execute(_IN_DOUBT, {"watched": [state.value for state in WATCHED], "seen_by": seen_by})
+        values = {"watched": [state.value for state in WATCHED], "seen_by": seen_by, "now": now}
+        cursor.execute(_IN_DOUBT, values)
         for provider, node in cursor.fetchall():
             found[provider].append(node)
     return found

@@ -3,6 +3,7 @@ certificates. It decides nothing."""
 
 import logging
 from collections.abc import Sequence
+from datetime import datetime
 
 import msgspec
 
@@ -51,6 +52,9 @@ class IngressHandler:
         row = _report_row(session, message)
         previous = self._reports.put(session.identity.id, row)
         return previous is None or _urgent_part(previous) != _urgent_part(row)
+
+    def on_quiet(self, session: AgentSession, heard_at: datetime) -> None:
+        """Ingresses send complete reports, so their silence follows from the stored time."""
 
     def on_disconnect(self, session: AgentSession) -> None:
         self._unable.discard(session.key)

@@ -11,9 +11,9 @@ from typing import Generic, Protocol, TypeVar
 
 import msgspec
 
-from engine_agent.protocol.codec import FAULT_BYTES_MAX, encode_unbounded
+from engine_agent.protocol.codec import FAULT_BYTES_MAX, BadMessage, encode_unbounded
 from engine_agent.protocol.machine_messages import MachineReport
-from engine_agent.protocol.messages import DownMessage, Fault, Hello, LogTail, Report, UpMessage
+from engine_agent.protocol.messages import DownMessage, Fault, Heartbeat, Hello, LogTail, Report, UpMessage
 from engine_agent.protocol.request_messages import RequestWindow
 from fleet.agents.consumers.hub import AgentSession
 from fleet.agents.consumers.limits import TokenBucket
@@ -53,6 +53,11 @@ class ReportBuffer(Generic[R]):
             previous = self._latest.get(agent)
             self._latest[agent] = self._pending[agent] = report
         return previous
+
+    def latest(self, agent: str) -> R | None:
+        """Returns the last report of the agent's open connection."""
+        with self._lock:
+            return self._latest.get(agent)
 
     def end(self, agent: str, connection: str, final: Callable[[R], R]) -> None:
         """A connection ended: stores its last report, changed by `final`, unless the agent has reported on a newer
@@ -147,11 +152,31 @@ class NodeHandler:
         if isinstance(message, RequestWindow):
             self._windows.put(session, message)
             return False
+        if isinstance(message, Heartbeat):
+            return self._take_heartbeat(session, message)
         if not isinstance(message, Report):
             return False
         received = _received_report(session, message)
         previous = self._reports.put(node, received)
         return previous is None or _urgent_part(previous) != _urgent_part(received)
+
+    def _take_heartbeat(self, session: AgentSession, heartbeat: Heartbeat) -> bool:
+        """Stores nothing while the agent sends regularly. Raises BadMessage if its last report was another one; it then
+        connects again and reports everything."""
+        latest = self._reports.latest(session.identity.id)
+        seq = latest.report.seq if latest is not None and latest.connection == session.key else 0
+        if latest is None or heartbeat.seq != seq:
+            raise BadMessage(f"a heartbeat for report {heartbeat.seq}, and the last one was {seq}")
+        if latest.quiet:
+            heard = msgspec.structs.replace(latest, quiet=False, last_seen_at=clock.now())
+            self._reports.put(session.identity.id, heard)
+        return latest.quiet
+
+    def on_quiet(self, session: AgentSession, heard_at: datetime) -> None:
+        latest = self._reports.latest(session.identity.id)
+        if latest is not None and latest.connection == session.key:
+            quiet = msgspec.structs.replace(latest, quiet=True, last_seen_at=heard_at)
+            self._reports.put(session.identity.id, quiet)
 
     def _take_fault(self, node: str, fault: Fault) -> bool:
         """Keeps evidence within the limits of the protocol and the node; the rest is dropped and counted."""
@@ -213,7 +238,7 @@ class NodeHandler:
 
 def _urgent_part(received: ReceivedReport) -> tuple[object, ...]:
     """A change of these values is stored immediately."""
-    return received.connection, received.report.observed, received.healthy
+    return received.connection, received.report.observed, received.healthy, received.quiet
 
 
 def _disconnected_report(received: ReceivedReport) -> ReceivedReport:
@@ -250,6 +275,9 @@ class MachineHandler:
         received = ReceivedMachineReport(session.identity.id, session.key, True, clock.now(), message)
         previous = self._reports.put(session.identity.id, received)
         return previous is None or _urgent_machine_part(previous) != _urgent_machine_part(received)
+
+    def on_quiet(self, session: AgentSession, heard_at: datetime) -> None:
+        """Machine agents report every 30 s; their silence follows from the stored time."""
 
     def on_disconnect(self, session: AgentSession) -> None:
         self._reports.end(session.identity.id, session.key, _machine_disconnected)

@@ -9,7 +9,7 @@ import logging
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
 from time import monotonic
 from typing import Any, Protocol, TypeVar
@@ -42,6 +42,7 @@ from fleet.agents.services.enrolment import (
     credentials_revoked,
 )
 from fleet.faults.services.watch import CHECK_EVERY_S, ControlHostWatch, ControlLoopWatch
+from fleet.nodes.planner import QUIET_AFTER
 from fleet.nodes.services.reports import listener_renew
 from fleet.releases.services.releases import agent_refused
 from kernel import clock
@@ -57,6 +58,8 @@ PREFIXES_EVERY_S = 1.0
 SEND_LIMIT_S = 10.0
 """An agent that accepts no message for so long counts as gone."""
 CLOSE_LIMIT_S = 1.0
+LATE_S = 0.5
+"""After a longer pause of this process its agents' messages may still be waiting to be read."""
 MEASURED_EVERY_S = 1.0
 DATABASE_AWAY = (OperationalError, InterfaceError)
 """Errors of a flush that concern the database; other errors concern one report."""
@@ -73,7 +76,8 @@ class AgentSession:
 
     `sending`: the send in progress. After `is_cut`, messages from the agent are ignored. `trust_version` and
     `tls_version` (ingresses only): last sent versions. `requests`: its budget for certificates. `listener`: this
-    process, once connected. `is_certified`: the agent presented its certificate."""
+    process, once connected. `is_certified`: the agent presented its certificate. `heard_at_s`: monotonic time of its
+    last message; `is_quiet`: it has sent nothing for `QUIET_AFTER`."""
 
     identity: AgentIdentity
     hello: Hello
@@ -89,19 +93,24 @@ class AgentSession:
     tls_version: str = ""
     requests: TokenBucket | None = None
     listener: str = ""
+    heard_at_s: float = field(default_factory=monotonic)
+    is_quiet: bool = False
 
 
 class AgentHandler(Protocol):
     """What differs between kinds of agents: how reports are kept, and what is sent.
 
-    `on_message` and `on_disconnect` run on the event loop and only store values; the others run in the database thread.
-    """
+    `on_message`, `on_quiet` and `on_disconnect` run on the event loop and only store values; the others run in the
+    database thread."""
 
     def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
         """Stores the hellos of new sessions. Returns the rejected agents with the reason."""
 
     def on_message(self, session: AgentSession, message: UpMessage) -> bool:
         """Keeps a message. Returns True if a change needs an early flush."""
+
+    def on_quiet(self, session: AgentSession, heard_at: datetime) -> None:
+        """The agent has sent nothing since `heard_at`, although its connection is open."""
 
     def on_disconnect(self, session: AgentSession) -> None:
         pass
@@ -221,7 +230,8 @@ class AgentHub:
         self._wake_up.set()
 
     def receive(self, session: AgentSession, message: UpMessage) -> None:
-        """Passes a message to the session's handler."""
+        """Passes a message to the session's handler. Raises BadMessage if it contradicts earlier ones."""
+        session.heard_at_s, session.is_quiet = monotonic(), False
         if isinstance(message, CertificateRequest):
             self._certificates.request(session, message)
         elif not session.is_cut and self._handler(session).on_message(session, message):
@@ -272,12 +282,22 @@ class AgentHub:
             turned_away=self.hello_queue.has_waiting or self.is_listener_full(),
         )
         self._keeps_up = self._backlog.keeps_up(delays, now_s)
+        if delays.lag_s < LATE_S:
+            self._note_quiet_sessions(now_s)
         unstored_s = delays.unstored_s - delays.lag_s  # a process that was paused made no attempt
         if unstored_s > STORES_AGAIN_WITHIN_S and len(settings.AGENT_URLS) > 1:
             self._stored_at_s = now_s
             log.error("no report was stored for %.0f s: agents are sent to another host", unstored_s)
             sessions = list(self.sessions.values())
             await asyncio.gather(*(self._cut(session, "this host stores no reports") for session in sessions))
+
+    def _note_quiet_sessions(self, now_s: float) -> None:
+        for session in self.sessions.values():
+            if not session.is_quiet and now_s - session.heard_at_s > QUIET_AFTER.total_seconds():
+                session.is_quiet = True
+                heard_at = clock.now() - timedelta(seconds=now_s - session.heard_at_s)
+                self._handler(session).on_quiet(session, heard_at)
+                self._urgent.set()
 
     async def _lease_loop(self) -> None:
         keeps_up = self._keeps_up

@@ -369,7 +369,7 @@ def _loss_verdict(case: _Case) -> str:
 def _failed_with_it(case: _Case) -> str:
     """Another member reported that the cell failed, and this node has been silent since. If its provider does not hear
     the machine either, `suspect_after_s` is enough: the cell no longer serves, so waiting protects nothing."""
-    cell, seen_at = case.fleet.cell_of(case.node.id), case.node.report.last_seen_at
+    cell, seen_at = case.fleet.cell_of(case.node.id), case.fleet.heard_at(case.node, case.now)
     if cell is None or cell.state is not CellState.FAILED or cell.failed_by in {"", case.node.id}:
         return ""
     witness = case.fleet.nodes.get(cell.failed_by)
@@ -406,7 +406,7 @@ def _is_witness(node: NodeView, case: _Case) -> bool:
     cut_until = listening_since if came_back_at is None else max(listening_since, came_back_at)
     if (case.now - cut_until).total_seconds() >= case.settings.back_within_s:
         return True
-    heard_at = case.node.report.last_seen_at
+    heard_at = case.fleet.heard_at(case.node, case.now)
     return heard_at is not None and (heard_at - cut_until).total_seconds() >= case.settings.heard_after_cut_s
 
 

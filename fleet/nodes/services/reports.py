@@ -17,6 +17,7 @@ from engine_agent.protocol.messages import Hello, LogTail, Report
 from fleet.clouds.base import Machine
 from fleet.faults.services.incidents import hardware_fault_record
 from fleet.nodes.models import AgentListener, Node, NodeLog, NodeReport
+from fleet.nodes.planner import LISTENING_TTL
 from fleet.nodes.services.nodes import machine_store
 from fleet.reconcile.selectors.snapshot import LISTENING_LEASE
 from kernel import live, wake_ups
@@ -46,7 +47,7 @@ WITH reported AS (
     WHERE known.connection = EXCLUDED.connection
        OR EXCLUDED.connected AND (
            known.connected AND known.connection_changed_at > EXCLUDED.connection_changed_at
-           AND known.last_seen_at - EXCLUDED.last_seen_at BETWEEN interval '-10 s' AND interval '60 s'
+           AND known.last_seen_at - EXCLUDED.last_seen_at BETWEEN interval '-20 s' AND interval '60 s'
        ) IS NOT TRUE
     RETURNING node_id, connected, state, cell, generation, unhealthy_since IS NULL AS healthy
 )
@@ -81,7 +82,8 @@ log = logging.getLogger(__name__)
 
 
 class ReceivedReport(msgspec.Struct, frozen=True):
-    """The latest report of a node's agent, and how it arrived. With `connected` False it only ends its connection. The
+    """The latest report of a node's agent, and how it arrived. With `connected` False it only ends its connection.
+    `quiet`: the agent has sent nothing since `last_seen_at`, although its connection is open. The
     names of its fields, of the report and of its observations are columns of `NodeReport`, so a new field needs no
     mapping."""
 
@@ -94,6 +96,7 @@ class ReceivedReport(msgspec.Struct, frozen=True):
     listener: str = ""
     boot_id: str = ""
     agent_version: str = ""
+    quiet: bool = False
 
     @property
     def healthy(self) -> bool:
@@ -206,7 +209,6 @@ def fault_record(*, node: str, signature: str, summary: str, evidence: dict[str,
         hardware_fault_record(node=known, cell=cell, signature=signature, summary=summary, evidence=evidence, now=now)
 
 
-LISTENING_TTL_S = 5.0
 FORGOTTEN_AFTER = timedelta(hours=1)
 """After its end, when it no longer explains any silence."""
 # A listener that was not renewed in time starts over.
@@ -225,14 +227,14 @@ def listener_renew(*, listener: str, keeps_up: bool, now: datetime) -> None:
     """Records that this web process runs, and whether it keeps up with its agents. A lease shared by all web processes
     shows that some process does."""
     since = now if keeps_up else None
-    until = now + timedelta(seconds=LISTENING_TTL_S)
+    until = now + LISTENING_TTL
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(_RENEW, {"id": listener, "since": since, "until": until, "now": now})
         (is_new,) = cursor.fetchone()
         if is_new:
             AgentListener.objects.filter(until__lt=now - FORGOTTEN_AFTER).delete()
         if keeps_up:
-            lease_take(name=LISTENING_LEASE, holder="web", ttl_s=LISTENING_TTL_S, now=now)
+            lease_take(name=LISTENING_LEASE, holder="web", ttl_s=LISTENING_TTL.total_seconds(), now=now)
 
 
 REQUEST_TTL = timedelta(seconds=60)

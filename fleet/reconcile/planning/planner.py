@@ -305,7 +305,7 @@ def _start_cell(work: _Pass, cell: CellView, nodes: Iterable[NodeView], reason: 
 def _is_reporting(work: _Pass, cell: CellView, node: NodeView) -> bool:
     """Whether a remaining node reports. For a broken cell it must have reported since then, because its death may be
     the cause."""
-    seen_at = node.report.last_seen_at
+    seen_at = work.fleet.holds_until(node, work.now)
     if node.state is not NodeState.READY or not node.report.connected or seen_at is None:
         return False
     spoke_since = cell.state not in BROKEN or seen_at > cell.state_since

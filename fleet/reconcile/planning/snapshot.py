@@ -15,7 +15,7 @@ from fleet.deployments.planner import UNSTATED, ClaimView, QuotaView, SharingPol
 from fleet.faults.planning.views import FaultsView, NoticeView
 from fleet.load.planner import CellCounters
 from fleet.machines.planner import ProviderLimits
-from fleet.nodes.planner import Listeners, machine_of, stack_digest
+from fleet.nodes.planner import QUIET_AFTER, Listeners, machine_of, stack_digest
 from fleet.reconcile.planning.states import DEAD, CellState, DisruptionCause, NodeState, ProviderAction, RolloutState
 from models_registry.benchmarks.planning.workload import ComparedGoodput
 
@@ -45,8 +45,8 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True)
 class ReportView:
-    """The latest report of a node's agent. `listener`: the web process that received it. `holdings` None: its agent
-    fetches nothing in advance."""
+    """The latest stored report of a node's agent. `listener`: the web process that received it. `quiet`: the agent has
+    sent nothing since. `holdings` None: its agent fetches nothing in advance."""
 
     connected: bool
     last_seen_at: datetime | None
@@ -59,6 +59,7 @@ class ReportView:
     health_reason: str = ""
     in_flight: int = 0
     listener: str = ""
+    quiet: bool = False
     holdings: Holdings | None = None
 
     def is_about(self, cell: "CellView") -> bool:
@@ -371,7 +372,7 @@ class FleetView:
     def silence_s(self, node: NodeView, now: datetime) -> float:
         """Seconds without a report while agents could connect to a web process that kept up. Trouble of the control
         plane does not count."""
-        last, reported_at, since = node.created_at, node.report.last_seen_at, self.listening_since
+        last, reported_at, since = node.created_at, self.heard_at(node, now), self.listening_since
         if reported_at is not None and reported_at > last:
             last = reported_at
         if since is not None and since > last:
@@ -381,9 +382,25 @@ class FleetView:
             last = self.listeners.counts_from(last, report.listener, connected=report.connected, now=now)
         return (now - last).total_seconds()
 
+    def heard_at(self, node: NodeView, now: datetime) -> datetime | None:
+        """When the node last reported or sent a heartbeat, so its report was true then. None: never."""
+        report = node.report
+        if not self.listeners.by_id:
+            return report.last_seen_at
+        return self.listeners.heard_at(
+            report.last_seen_at, report.listener, connected=report.connected, quiet=report.quiet, now=now
+        )
+
+    def holds_until(self, node: NodeView, now: datetime) -> datetime | None:
+        """Until when its report certainly holds: the node may be silent for `QUIET_AFTER` before that is noted."""
+        reported_at, heard_at = node.report.last_seen_at, self.heard_at(node, now)
+        if reported_at is None or heard_at is None:
+            return None
+        return max(reported_at, heard_at - QUIET_AFTER)
+
     def unheard_s(self, node: NodeView, now: datetime) -> float:
-        """Seconds since its last report, for whatever reason. For witnesses, which must have reported."""
-        return (now - (node.report.last_seen_at or node.created_at)).total_seconds()
+        """Seconds since it was last heard, for whatever reason. For witnesses, which must be heard."""
+        return (now - (self.heard_at(node, now) or node.created_at)).total_seconds()
 
     def lacking_nodes(self, cell: CellView, version: str) -> tuple[NodeView, ...]:
         """Nodes of a cell that still fetch what this version needs. Those whose agents fetch nothing in advance do not

@@ -55,7 +55,8 @@ _BOUGHT_KEPT = f"price_per_hour IS NOT NULL AND runs <> '' AND state <> '{Machin
 _SHARED_KEPT = "runs <> '' AND coalesce((owns ->> 'share')::float8, 1) < 1"
 _REPORTS = (
     *("node_id", "connected", _epoch("last_seen_at"), _epoch("connection_changed_at"), "state", "cell", "generation"),
-    *("reason", _epoch("unhealthy_since"), "health ->> 'reason'", "load ->> 'in_flight'", "listener", "xmin::text"),
+    *("reason", _epoch("unhealthy_since"), "health ->> 'reason'", "load ->> 'in_flight'", "listener", "quiet"),
+    "xmin::text",
     *("(telemetry -> 'builds')::text", "(telemetry -> 'prefetched')::text"),
 )
 _CELLS = (
@@ -297,7 +298,7 @@ def _with_changes(
 
 def _report_view(row: Row) -> ReportView:
     connected, last_seen_at, changed_at, state, cell, generation, reason, unhealthy_since, *rest = row
-    why, in_flight, listener, _, builds, prefetched = rest
+    why, in_flight, listener, quiet, _, builds, prefetched = rest
     return ReportView(
         connected=connected,
         last_seen_at=_time_or_none(last_seen_at),
@@ -310,6 +311,7 @@ def _report_view(row: Row) -> ReportView:
         health_reason=why or "",
         in_flight=int(in_flight) if in_flight else 0,
         listener=listener,
+        quiet=quiet,
         holdings=None if prefetched is None else _holdings(builds or "[]", prefetched),
     )
 

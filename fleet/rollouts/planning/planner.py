@@ -83,10 +83,11 @@ class _RolloutCase:
         """Whether its leader has just reported this generation."""
         if not cell.members:
             return False
-        report = self.fleet.nodes[cell.members[0].node].report
-        if not report.is_about(cell) or report.last_seen_at is None or report.unhealthy_since is not None:
+        leader = self.fleet.nodes[cell.members[0].node]
+        report, heard_at = leader.report, self.fleet.heard_at(leader, self.now)
+        if not report.is_about(cell) or heard_at is None or report.unhealthy_since is not None:
             return False
-        return (self.now - report.last_seen_at).total_seconds() <= self.settings.fresh_for_s
+        return (self.now - heard_at).total_seconds() <= self.settings.fresh_for_s
 
     def is_proven(self, cell: CellView) -> bool:
         """Whether it runs the new version and was healthy for as long as the policy requires."""

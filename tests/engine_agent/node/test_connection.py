@@ -18,8 +18,17 @@ from engine_agent.node.connection import (
 from engine_agent.node.enrolment import NONCE_FILE, Enrolment
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import ApiKey, IngressObserved, IngressReport, RoutingTable
-from engine_agent.protocol.messages import PROTOCOL_VERSION, Fault, Hello, Order, Refused
-from engine_agent.protocol.states import AgentKind
+from engine_agent.protocol.messages import (
+    PROTOCOL_VERSION,
+    Fault,
+    Heartbeat,
+    Hello,
+    Observed,
+    Order,
+    Refused,
+    Report,
+)
+from engine_agent.protocol.states import AgentKind, EngineState
 from tests.engine_agent.authority import FleetOfTests
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
 
@@ -96,6 +105,28 @@ async def test_only_the_newest_report_waits_and_every_connection_hears_it_again(
             await eventually(lambda: len(plane.reports) == 3)
     assert [(report.seq, report.observed.revision) for report in plane.of(IngressReport)] == [(1, 4), (1, 4), (2, 9)]
     assert len(plane.enrolled) == 1
+
+
+@pytest.mark.asyncio
+async def test_what_still_holds_is_confirmed_and_every_connection_starts_with_a_report(
+    plane: FakeControlPlane, tmp_path: Path
+) -> None:
+    idle, failed = (Report(seq=0, observed=Observed(state)) for state in (EngineState.IDLE, EngineState.FAILED))
+    async with Agent(plane, tmp_path).running() as agent:
+        async with plane.running():
+            for sent, report in enumerate((idle, idle, idle, failed, failed), start=1):
+                agent.connection.send(report)
+                await eventually(lambda sent=sent: len(sent_by(plane)) == sent)  # type: ignore[misc]
+            agent.connection.send(idle)
+            await eventually(lambda: len(sent_by(plane)) == 6)
+        async with plane.running():
+            await eventually(lambda: len(sent_by(plane)) == 7)
+    reports = [each.seq if isinstance(each, Report) else f"holds: {each.seq}" for each in sent_by(plane)]
+    assert reports == [1, "holds: 1", "holds: 1", 2, 3, 4, 1]
+
+
+def sent_by(plane: FakeControlPlane) -> list[Report | Heartbeat]:
+    return [each for each in plane.received if isinstance(each, Report | Heartbeat)]
 
 
 @pytest.mark.asyncio

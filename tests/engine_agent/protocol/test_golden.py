@@ -77,6 +77,7 @@ def test_every_message_has_a_golden_file() -> None:
         "hello.json",
         "hello_machine.json",
         "report.json",
+        "heartbeat.json",
         "ingress_report.json",
         "fault.json",
         "log_tail.json",

@@ -14,6 +14,7 @@ from engine_agent.protocol.messages import Holder
 from fleet.faults.planning.liveness import plan_liveness
 from fleet.nodes.planner import (
     MAX_EXCUSED,
+    QUIET_AFTER,
     RECONNECT_WITHIN,
     HolderView,
     Listeners,
@@ -35,7 +36,7 @@ BEHIND = ListenerView(None, LASTS)
 
 def heard(name: str, seconds: float, listener: str = "a", *, connected: bool = True) -> NodeView:
     report = {"last_seen_at": ago(seconds), "connection_changed_at": ago(seconds), "connected": connected}
-    return node(name, report={**report, "listener": listener})
+    return node(name, report={**report, "listener": listener, "quiet": connected and seconds > 3})
 
 
 def suspects(*nodes: NodeView, **listeners: ListenerView) -> list[str]:
@@ -49,6 +50,36 @@ def suspects(*nodes: NodeView, **listeners: ListenerView) -> list[str]:
 def test_real_silence_is_noticed_as_soon_as_ever(silence_s: float, expected: list[str]) -> None:
     assert suspects(heard("n", silence_s), a=WELL) == expected
     assert suspects(heard("n", silence_s, connected=False), a=WELL) == expected
+
+
+def sends_heartbeats(name: str, reported_s: float, *, quiet: bool = False, connected: bool = True) -> NodeView:
+    report = {"last_seen_at": ago(reported_s), "connection_changed_at": ago(3600), "listener": "a"}
+    return node(name, report={**report, "quiet": quiet, "connected": connected})
+
+
+def test_a_node_without_changes_is_heard_as_long_as_its_web_process_runs() -> None:
+    assert suspects(sends_heartbeats("n", 30), a=WELL) == []
+    assert suspects(sends_heartbeats("n", 30, quiet=True), a=WELL) == ["n"]
+    assert suspects(sends_heartbeats("n", 30, connected=False), a=WELL) == ["n"]
+    ended = ListenerView(ago(3600), ago(40))
+    assert suspects(sends_heartbeats("n", 60), a=ended, b=WELL) == ["n"]
+
+
+def test_a_report_certainly_holds_until_silence_would_have_been_noted() -> None:
+    renewed_s = 5 - (LASTS - NOW).total_seconds()
+    view = replace(fleet(sends_heartbeats("n", 30)), listeners=Listeners({"a": WELL}))
+    there = view.nodes["n"]
+    assert view.heard_at(there, NOW) == ago(renewed_s)
+    assert view.holds_until(there, NOW) == ago(renewed_s) - QUIET_AFTER
+    just = replace(fleet(sends_heartbeats("n", 1)), listeners=view.listeners)
+    assert just.holds_until(just.nodes["n"], NOW) == ago(1)
+    never = replace(fleet(node("n", report={"last_seen_at": None})), listeners=view.listeners)
+    assert never.holds_until(never.nodes["n"], NOW) is None
+
+
+def test_a_clock_that_is_ahead_makes_no_node_heard_in_the_future() -> None:
+    ahead = replace(fleet(sends_heartbeats("n", 30)), listeners=Listeners({"a": ListenerView(NOW, ago(-300))}))
+    assert ahead.heard_at(ahead.nodes["n"], NOW) == NOW
 
 
 def test_while_a_web_process_is_behind_its_agents_are_not_silent_and_those_of_others_are() -> None:
@@ -88,9 +119,9 @@ def test_a_web_process_that_is_always_behind_or_starts_again_and_again_hides_no_
 def test_a_node_that_is_only_excused_is_no_witness() -> None:
     """Its leader reported that the follower is gone before the web process fell behind."""
     broken = cell("c1", "l", "f", state=CellState.FAILED, state_since=ago(90), failed_by="l", reason="lost rank 1")
-    leader = member("l", report={"last_seen_at": ago(40), "listener": "a"})
+    leader = member("l", report={"last_seen_at": ago(40), "listener": "a", "quiet": True})
     follower = replace(
-        member("f", report={"last_seen_at": ago(95), "listener": "w"}),
+        member("f", report={"last_seen_at": ago(95), "listener": "w", "quiet": True}),
         state=NodeState.SUSPECT,
         provider=ProviderStatus.SILENT,
     )

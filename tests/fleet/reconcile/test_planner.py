@@ -158,7 +158,7 @@ def test_a_failed_cell_starts_again_once_every_member_was_heard_since_it_broke(r
 
 def test_a_cell_starts_on_no_node_that_is_only_excused_from_being_silent() -> None:
     """Its web process is behind, so it may be dead."""
-    excused = member("b", report={"last_seen_at": ago(20), "listener": "w"})
+    excused = member("b", report={"last_seen_at": ago(20), "listener": "w", "quiet": True})
     view = fleet(member("a"), excused, cell("c1", "a", "b", state=CellState.FAILED, state_since=ago(60)))
     listeners = Listeners({"w": ListenerView(None, NOW + timedelta(seconds=5))})
     assert only(replace(view, listeners=listeners), StartCell) == []

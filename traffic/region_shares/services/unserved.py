@@ -31,7 +31,7 @@ from traffic.region_shares.selectors import IngressView, places
 
 NOTE_EVERY_S = 4.0
 """Every second pass: each update makes browsers fetch the incident again."""
-AGENTS_WITHIN = timedelta(seconds=10)
+AGENTS_WITHIN = timedelta(seconds=15)
 """While no agent has reported for this long, the control plane is cut off and knows nothing about regions."""
 
 
