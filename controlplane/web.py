@@ -32,7 +32,8 @@ MAX_FRAME_BYTES = 256 * 1024
 """The agent protocol's limit (engine_agent.protocol.codec)."""
 
 WS_PING_EVERY_S, WS_PONG_WITHIN_S = 5.0, 10.0
-"""As agents ask us: a host that lost its power says no goodbye, and its machine is silent from then on."""
+"""Only for clients that have sent nothing since the last ping was due. A host that lost its power does not close its
+connections."""
 
 HEAD_S = 10.0
 """For the head of a request of people and programs, from the connection or the request before it."""

@@ -26,6 +26,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     ended: Callable[[], None] = staticmethod(lambda: None)
     """Whom to tell once the connection has ended."""
+    _was_heard = False
+    """Whether the client has sent anything since the last ping was due."""
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended()
@@ -33,6 +35,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def data_received(self, data: bytes) -> None:
         """The first call brings the whole head of the request, names in lower case."""
+        self._was_heard = True
         if not self.handshake_initiated and data.startswith(AGENTS_DOOR):
             answer = ANSWERS.get(hub.credential_filter.check(_authorization(data), counts=False))
             if answer is not None:
@@ -60,6 +63,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.PROTOCOL_ERROR})
         self.close_sent = True
         self.transport.close()
+
+    def send_keepalive_ping(self) -> None:
+        """A client that sends on its own, such as an agent, needs no ping to show that it is alive."""
+        if self._was_heard:
+            self._was_heard = False
+            self.schedule_ping()
+        else:
+            super().send_keepalive_ping()
 
     def keepalive_timeout(self) -> None:
         """Abort a connection that answers no ping. A TLS shutdown would wait for its answer, and delay the report of a

@@ -181,8 +181,8 @@ class Bench:
         time.sleep(seconds)
         took_s = time.monotonic() - began
         used = {name: (spent - before[name]) / took_s for name, spent in self._cpu_s().items()}
-        shown = ", ".join(f"{name} {share:.2f}" for name, share in used.items())
-        print(f"{title}: {self.watch.take()}\n  cores: {shown}", flush=True)
+        shown = ", ".join(f"{name} {share:.3f} ({1e6 * share / self.agents:.0f})" for name, share in used.items())
+        print(f"{title}: {self.watch.take()}\n  cores (CPU µs of an agent-second): {shown}", flush=True)
 
     def storm(self) -> None:
         self.watch.take()
@@ -245,7 +245,8 @@ def _connected_agents(
 
     began = time.time()
     homes = f"{os.environ['SWITCHYARD_HOME']}-agents"
-    group = AgentGroup(plane.servers, homes, bundle(), tuple(members), LOAD, ramp_s=options.agents / options.ramp)
+    ramp_s = options.agents / options.ramp
+    group = AgentGroup(plane.servers, homes, bundle(), tuple(members), LOAD, ramp_s, options.busy)
     bench = Bench(options.processes, plane, servers_pid, group)
     try:
         connected_s, reported_s = bench.wait_for_all(began)
@@ -273,5 +274,6 @@ def _arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--webs", type=int, default=1, help="web processes")
     parser.add_argument("--processes", type=int, default=1, help="processes that simulate agents")
     parser.add_argument("--ramp", type=float, default=100.0, help="agents a second that begin")
+    parser.add_argument("--busy", type=float, default=0.0, help="share of leaders whose load changes")
     parser.add_argument("--port", type=int, default=PORT, help="of the first web process")
     return parser.parse_args()

@@ -43,8 +43,8 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class AgentGroup(msgspec.Struct, frozen=True):
-    """Agents of one process, each with its home in `homes`. They connect over `ramp_s` seconds. Leaders report `load`;
-    `bundle` has the fleet's authorities."""
+    """Agents of one process, each with its home in `homes`. They connect over `ramp_s` seconds. Leaders report `load`,
+    and of a share `busy` of them it changes each time; `bundle` has the fleet's authorities."""
 
     servers: tuple[str, ...]
     homes: str
@@ -52,6 +52,7 @@ class AgentGroup(msgspec.Struct, frozen=True):
     members: tuple[Member, ...]
     load: Load
     ramp_s: float
+    busy: float = 0.0
 
 
 class GroupStatus(msgspec.Struct, frozen=True):
@@ -87,6 +88,7 @@ class SimulatedAgent:
     server: str
     home: Path
     tries: Counter[str]
+    is_busy: bool = False
     observed: Observed = field(default_factory=lambda: Observed(state=EngineState.IDLE))
 
     def __post_init__(self) -> None:
@@ -134,6 +136,8 @@ class SimulatedAgent:
         if self.observed.state is EngineState.READY:
             report = structs.replace(report, health=Health(ok=True, probe_ms=3.2, checked_s_ago=1.5))
             if self.observed.rank == 0:
+                if self.is_busy:
+                    self.load = structs.replace(self.load, requests_total=self.load.requests_total + 1)
                 report = structs.replace(report, load=self.load)
         self.connection.send(report)
 
@@ -157,7 +161,8 @@ async def main() -> None:
     tries: Counter[str] = Counter()
     agents = [
         SimulatedAgent(
-            member, group.load, group.servers[number % len(group.servers)], Path(group.homes) / member.node, tries
+            *(member, group.load, group.servers[number % len(group.servers)], Path(group.homes) / member.node, tries),
+            is_busy=draw.random() < group.busy,
         )
         for number, member in enumerate(group.members)
     ]

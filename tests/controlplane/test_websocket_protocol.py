@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from uvicorn.config import Config
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
 from controlplane.asgi import hub
@@ -129,3 +130,15 @@ async def test_a_connection_that_is_being_closed_does_not_stop_web_from_ending()
     protocol.shutdown()
     assert wire.closed
     protocol.connection_lost(None)
+
+
+@pytest.mark.asyncio
+async def test_only_a_client_that_sends_nothing_is_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
+    pings: list[str] = []
+    monkeypatch.setattr(WebSocketsSansIOProtocol, "send_keepalive_ping", lambda protocol: pings.append("ping"))
+    monkeypatch.setattr(WebSocketsSansIOProtocol, "schedule_ping", lambda protocol: pings.append("later"))
+    protocol, _ = connection(Echo())
+    protocol.data_received(b"GET /live HTTP/1.1\r\n" + HEAD + b"\r\n")
+    for _ in range(3):
+        protocol.send_keepalive_ping()
+    assert pings == ["later", "ping", "ping"]
