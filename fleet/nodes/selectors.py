@@ -93,8 +93,8 @@ def machines_in_doubt(*, now: datetime, settings: FleetSettings) -> dict[str, li
     found: dict[str, list[str]] = defaultdict(list)
     with connection.cursor() as cursor:
         seen_by = now - timedelta(seconds=settings.doubt_after_s)
-        values = {"watched": [state.value for state in WATCHED], "seen_by": seen_by, "now": now}
-        cursor.execute(_IN_DOUBT, values)
+        watched = [state.value for state in WATCHED]
+        cursor.execute(_IN_DOUBT, {"watched": watched, "seen_by": seen_by, "now": now})
         for provider, node in cursor.fetchall():
             found[provider].append(node)
     return found

@@ -23,8 +23,8 @@ def still_holds(sent: Report, now: Report, sent_s_ago: float) -> bool:
 
 
 def _lasting(report: Report) -> tuple[object, ...]:
-    """What a report has in addition to gauges, which differ each time: use of the host and its devices, energy, the age
-    and duration of the last probe."""
+    """The report without gauges, which differ each time: use of the host and its devices, energy, the age and duration
+    of the last probe."""
     health, devices = report.health, report.telemetry.accelerators
     return (
         *(report.observed, report.load, report.steps),

@@ -383,7 +383,7 @@ class FleetView:
         return (now - last).total_seconds()
 
     def heard_at(self, node: NodeView, now: datetime) -> datetime | None:
-        """When the node last reported or sent a heartbeat, so its report was true then. None: never."""
+        """When the node last reported or sent a heartbeat. Returns None if it never reported."""
         report = node.report
         if not self.listeners.by_id:
             return report.last_seen_at

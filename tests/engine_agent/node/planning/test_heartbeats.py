@@ -1,4 +1,4 @@
-"""A heartbeat replaces a report only if nobody could miss anything."""
+"""A heartbeat replaces a report only if nothing but gauges has changed."""
 
 from typing import Any
 
