@@ -65,7 +65,7 @@ runs() { [ -e "$CODE/current" ] && kill -0 "$(cat "$CODE/state/supervisor.pid")"
 # Everything of this container: HAProxy and engines are told by their agents, or directly where those are gone.
 stop() {
   trap '' TERM INT
-  kill -KILL "$(cat "$CODE/state/supervisor.pid")" 2>/dev/null || :
+  kill -KILL "$(cat "$CODE/state/supervisor.pid" 2>/dev/null)" 2>/dev/null || :
   if [ $$ -eq 1 ]; then kill -TERM -1 2>/dev/null || :; fi
   tries=0
   while others && [ $tries -lt 8 ]; do
@@ -87,6 +87,7 @@ case $ROLE in
   node | ingress) ;;
   *) say "'$ROLE' is no role: give node or ingress"; exit 64 ;;
 esac
+trap stop TERM INT
 link_engines
 if [ -e "$CODE/current" ]; then
   sh "$CODE/run" &
@@ -100,7 +101,6 @@ else
   runs || { say "it did not join"; exit 1; }
 fi
 unset SWITCHYARD_INVITATION
-trap stop TERM INT
 tail -n +1 -F "$CODE/state/machine.log" 2>/dev/null &
 while runs; do
   sleep 1 &

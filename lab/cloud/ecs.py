@@ -2,9 +2,12 @@
 
 moto's tasks run immediately, move toward their end whenever they are described, and never fail to start. Here they
 are pending first, stop slowly, and are forgotten an hour later; `StartTask` refuses single container instances within
-an answer of 200, as ECS does; the tasks of a terminated machine stop. Each change is an event of EventBridge."""
+an answer of 200, as ECS does; the tasks of a terminated machine stop. Each change is an event of EventBridge.
+
+Where an ECS agent runs on the machine (`lab.cloud.ecs_agents`), it reports when a task runs and when it has stopped."""
 
 import json
+import math
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -16,12 +19,15 @@ from lab.cloud.world import WATCHES, World, handles, moment
 SERVICE = "ecs"
 INSTANCES_MOST = 10
 DESCRIBED_MOST = 100
+CONNECTED_S = 10.0
+"""After its last poll, an ECS agent counts as connected."""
 TASK_STATE_CHANGE = "ECS Task State Change"
 
 
 @dataclass
 class Task:
-    """`stops` and `stopped`: when it was asked to stop, and when it is gone; None: not."""
+    """`runs`, `stops` and `stopped`: when it runs, was asked to stop, and is gone; None: not. Infinite until the ECS
+    agent of its machine has reported it. `keys`: last part of the path of its role's keys."""
 
     arn: str
     region: str
@@ -38,6 +44,7 @@ class Task:
     stopped: float | None = None
     code: str = ""
     reason: str = ""
+    keys: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     told: str = field(default="", repr=False)
 
     def status_at(self, now: float) -> str:
@@ -64,7 +71,7 @@ class Task:
             "createdAt": moment(self.created),
             "version": 1,
         }
-        if status not in ("PENDING",):
+        if now >= self.runs:
             answer["startedAt"] = moment(self.runs)
         if self.stops is not None:
             answer |= {"stopCode": self.code, "stoppedReason": self.reason, "stoppingAt": moment(self.stops)}
@@ -103,6 +110,21 @@ def _memory_mib(world: World, region: str, machine: str) -> int:
 def _instances(world: World, region: str, cluster: str) -> dict[str, Any]:
     found: dict[str, Any] = world.backend(SERVICE, region).container_instances.get(cluster.rpartition("/")[2], {})
     return found
+
+
+def row_id(arn: str) -> str:
+    return arn.rpartition("/")[2]
+
+
+def _names_of(arn: str) -> tuple[str, str, str]:
+    """Account, region and cluster of a container instance."""
+    _, _, _, region, account, path = arn.split(":")
+    return account, region, path.split("/")[1]
+
+
+def _row_of(world: World, arn: str) -> Any:
+    _, region, cluster = _names_of(arn)
+    return _instances(world, region, cluster).get(row_id(arn))
 
 
 def _cluster(world: World, call: Call) -> str:
@@ -147,7 +169,7 @@ def start_task(world: World, call: Call) -> dict[str, Any]:
             tags=list(call.params.get("tags") or ()),
             overrides=dict(call.params.get("overrides") or {}),
             created=now,
-            runs=now + world.delays.task_pending_s,
+            runs=math.inf if row.container_instance_arn in world.ecs_agents else now + world.delays.task_pending_s,
         )
         world.tasks[task.arn] = task
         _count(row, definition, 1)
@@ -197,7 +219,8 @@ def stop_task(world: World, call: Call) -> dict[str, Any]:
     for task in _tasks(world, call):
         if task.arn.endswith(f"/{wanted}"):
             reason = call.params.get("reason") or "Task stopped by user"
-            task.end(world.clock.now(), world.delays.task_stopping_s, "UserInitiated", reason)
+            within_s = math.inf if task.instance in world.ecs_agents else world.delays.task_stopping_s
+            task.end(world.clock.now(), within_s, "UserInitiated", reason)
             settle(world)
             return {"task": task.described(world.clock.now())}
     raise Refused("InvalidParameterException", "The referenced task was not found.")
@@ -248,14 +271,19 @@ def _is_visible(world: World, task: Task) -> bool:
 
 
 def settle(world: World) -> None:
-    """Ends the tasks of terminated machines, frees the room of stopped ones, forgets old ones, and sends events."""
+    """Ends the tasks of terminated machines, which are container instances no longer, frees the room of stopped ones,
+    forgets old ones, and sends events."""
     now = world.clock.now()
+    for arn, polled_at in world.ecs_agents.items():
+        if (row := _row_of(world, arn)) is not None:
+            row.agent_connected = now - polled_at < CONNECTED_S
     for task in list(world.tasks.values()):
         backend = world.backend(SERVICE, task.region)
         row = _instances(world, task.region, task.cluster).get(task.instance.rpartition("/")[2])
-        if task.stops is None and (row is None or _is_over(world, row.ec2_instance_id)):
+        if row is None or _is_over(world, row.ec2_instance_id):
             machine = row.ec2_instance_id if row is not None else "unknown"
             task.end(now, 0.0, "TerminationNotice", f"Host EC2 (instance {machine}) terminated.")
+            task.stopped = min(task.stopped or now, now)
         status = task.status_at(now)
         if status == task.told:
             continue
@@ -263,6 +291,11 @@ def settle(world: World) -> None:
         if status == "STOPPED" and row is not None:
             _count(row, _definition(backend, task.definition), -1)
         _send_event(world, task, now)
+    for arn in list(world.ecs_agents):
+        row = _row_of(world, arn)
+        if row is not None and _is_over(world, row.ec2_instance_id):
+            _, region, cluster = _names_of(arn)
+            del world.ecs_agents[arn], world.backend(SERVICE, region).container_instances[cluster][row_id(arn)]
     for arn, task in list(world.tasks.items()):
         if task.stopped is not None and now >= task.stopped + world.delays.task_forgotten_s:
             del world.tasks[arn]

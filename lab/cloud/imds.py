@@ -272,4 +272,11 @@ class _Request(BaseHTTPRequestHandler):
 def serve_metadata(world: World, machine_id: str, listener: socket.socket) -> AbstractContextManager[None]:
     """Answer a machine's questions at a socket that is bound already, by threads of this process. Closes it at the
     end."""
-    return serving(_Server(listener, Metadata(world, machine_id).reply), f"imds-{machine_id}")
+    return serve_replies(listener, Metadata(world, machine_id).reply, f"imds-{machine_id}")
+
+
+def serve_replies(
+    listener: socket.socket, reply: Callable[[str, str, Mapping[str, str]], Reply], name: str
+) -> AbstractContextManager[None]:
+    """Answers method, path and headers of each request at a bound socket. Closes it at the end."""
+    return serving(_Server(listener, reply), name)

@@ -14,6 +14,7 @@ from moto.cloudformation import parsing
 from moto.core.common_models import CloudFormationModel
 from moto.core.utils import utcnow
 from moto.ec2.models.amis import Ami
+from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.ssm.models import Parameter
 
 from lab.cloud.wire import Call
@@ -240,6 +241,10 @@ IMAGES = (
     PublicImage(_UBUNTU.format("amd64"), "ami-0000000000000cccc"),
     PublicImage(_UBUNTU.format("arm64"), "ami-000000000000cccaa", "arm64"),
 )
+ECS_IMAGE = PublicImage(
+    "/aws/service/ecs/optimized-ami/amazon-linux-2023/recommended/image_id", "ami-0000000000000eeee"
+)
+"""Of container instances: it has an ECS agent."""
 PINNED = PublicImage("", "ami-0000000000000dddd")
 """An older image, which no parameter names."""
 ROOT_DEVICE = "/dev/sda1"
@@ -248,7 +253,7 @@ ROOT_DEVICE = "/dev/sda1"
 def publish_images(world: World, region: str) -> None:
     ec2, ssm = world.backend("ec2", region), world.backend("ssm", region)
     ssm._parameters.latest_amis_loaded = True  # or moto would add its own, of images that it does not have
-    for each in (*IMAGES, PINNED):
+    for each in (*IMAGES, ECS_IMAGE, PINNED):
         ec2.amis[each.id] = Ami(
             ec2, each.id, name=each.parameter, public=True, root_device_name=ROOT_DEVICE, architecture=each.architecture
         )
@@ -292,3 +297,45 @@ def deploy_region(world: World, region: str, base: dict[str, str], **parameters:
     optional = {key: base[key] for key in ("HostedZoneId",) if key in base}
     stated = {"ZoneA": f"{region}a", "ZoneB": f"{region}b", **passed_on, **optional, **parameters}
     return deploy(world, region, f"switchyard-{region}", "region.yaml", stated)
+
+
+def deploy_cluster(
+    world: World, region: str, base: dict[str, str], network: dict[str, str], images: dict[str, str]
+) -> tuple[str, str]:
+    """An ECS cluster in the network of a region, whose load balancer its ingresses serve. `images`: parameters with
+    the images of tasks. Returns the names of the stack and of the cluster."""
+    name = f"switchyard-ecs-{region}"
+    given = {
+        "Install": base["Install"],
+        "ArtifactBucket": base["ArtifactBucket"],
+        "IngressZones": f"{network['ZoneA']},{network['ZoneB']}",
+        **{key: network[key] for key in ("EntryAddress", "EntryZone", "EntryTargets", "PlainTargets")},
+        **images,
+    }
+    return name, deploy(world, region, name, "ecs.yaml", given)["Cluster"]
+
+
+def container_instances_launch(
+    world: World, region: str, network: dict[str, str], cluster: str, machines: dict[str, int]
+) -> None:
+    """Launches so many machines of each type, which join the cluster, by turns in the two zones: what an Auto Scaling
+    group does. Machines with accelerators stay in one zone."""
+    user_data = f"#!/bin/sh\nmkdir -p /etc/ecs\necho ECS_CLUSTER={cluster} >/etc/ecs/ecs.config\n"
+    client = world.client("ec2", region)
+    for kind, count in machines.items():
+        cards = int((INSTANCE_TYPES[kind]["NetworkInfo"].get("EfaInfo") or {}).get("MaximumEfaInterfaces") or 0)
+        for index in range(count):
+            subnet = network["SubnetA" if cards or index % 2 == 0 else "SubnetB"]
+            group = network["NodeGroup" if cards else "IngressGroup"]
+            interfaces = [
+                {
+                    "NetworkCardIndex": card, "DeviceIndex": 0 if card == 0 else 1, "SubnetId": subnet,
+                    "Groups": [group], "DeleteOnTermination": True,
+                    "InterfaceType": "interface" if not cards else "efa-only" if card else "efa",
+                }
+                for card in range(max(cards, 1))
+            ]  # fmt: skip
+            client.run_instances(
+                ImageId=ECS_IMAGE.id, InstanceType=kind, MinCount=1, MaxCount=1, NetworkInterfaces=interfaces,
+                UserData=user_data,
+            )  # fmt: skip

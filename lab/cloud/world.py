@@ -209,6 +209,10 @@ class World:
         """Of load balancers: ARN of a group -> address and port."""
         self.tasks: dict[str, Task] = {}
         """Of ECS, by ARN."""
+        self.ecs_agents: dict[str, float] = {}
+        """Container instances with an ECS agent, by ARN -> its last poll (`lab.cloud.ecs_agents`)."""
+        self.unpullable: set[str] = set()
+        """Images that no registry has."""
         self.failing_targets: set[str] = set()
         """Addresses that fail their health checks."""
         self.placed: Counter[str] = Counter()

@@ -21,12 +21,14 @@ from typing import Any
 
 from werkzeug.serving import make_server
 
+from lab.cloud.ecs_agents import serve_task_keys
 from lab.cloud.entry import healthy_targets
 from lab.cloud.imds import serve_metadata
 from lab.cloud.server import QuietRequests, World, serve, serving
+from lab.cloud.stack import ECS_IMAGE
 from lab.hosts import client, kernel
 from lab.hosts.cloud_control import PORT, Settings
-from lab.hosts.cloud_control_api import METADATA, Control, Hypervisor
+from lab.hosts.cloud_control_api import METADATA, TASK_KEYS, Control, Hypervisor
 from lab.hosts.forward import Target, carry, refuse
 from lab.hosts.places import Places, read_places
 from lab.hosts.topology import CLOUD, OUTSIDE, NoLaboratory, TemporaryHost, write_temporary_host
@@ -103,15 +105,19 @@ class Cloud:
 
     def _listen(self, name: str) -> None:
         machine = self._hypervisor.booted(name)
-        listening: contextlib.AbstractContextManager[None]
-        if name == CLOUD:
-            listening = _serve(self._application, _listener(name, "0.0.0.0", PORT))  # noqa: S104 - a host of the laboratory
-        elif machine:
-            listening = serve_metadata(self._world, machine.id, _listener(name, str(METADATA), METADATA_PORT))
-        else:
+        if name != CLOUD and machine is None:
             return
         stack = self._open[name] = contextlib.ExitStack()
-        stack.enter_context(listening)
+        if name == CLOUD:
+            stack.enter_context(
+                _serve(self._application, _listener(name, "0.0.0.0", PORT))  # noqa: S104 - a host of the laboratory
+            )
+        if machine:
+            at = _listener(name, str(METADATA), METADATA_PORT)
+            stack.enter_context(serve_metadata(self._world, machine.id, at))
+        if machine and machine.moto.image_id == ECS_IMAGE.id:
+            at = _listener(name, str(TASK_KEYS), METADATA_PORT)
+            stack.enter_context(serve_task_keys(self._world, machine.id, at))
 
     def close(self, name: str) -> None:
         if stack := self._open.pop(name, None):

@@ -29,6 +29,7 @@ def up(
     detach: Annotated[bool, typer.Option("--detach", help="Return once it is up, and let it run on.")] = False,
     region: Annotated[list[str], typer.Option(help="Their names, as AWS has them.")] = list(REGIONS),  # noqa: B006
     round_trip: Annotated[str, typer.Option(help="Between two regions, or one and the control plane.")] = "60ms",
+    ecs: Annotated[bool, typer.Option("--ecs", help="Nodes are tasks of an ECS cluster, on six machines.")] = False,
 ) -> None:
     """Make a control plane and a cloud, and have it launch a fleet; without --detach until Ctrl-C."""
     places, ports = read_places(), read_ports(os.environ)
@@ -37,7 +38,8 @@ def up(
     cloud_fleet.prepare(places, topology, settings)
     with stopped_by_signals(not detach) as wait:
         client.start(topology, places, forwards, asdict(settings))
-        running = cloud_fleet.CloudFleet(places, topology, ports, partial(print, flush=True))
+        provider = cloud_fleet.ECS if ecs else cloud_fleet.AWS
+        running = cloud_fleet.CloudFleet(places, topology, ports, partial(print, flush=True), provider)
         running.bring_up()
         cloud_fleet.show(running, forwards)
         wait()
@@ -60,6 +62,13 @@ def instances() -> None:
     """Every instance, and the host that it is."""
     columns = ("instance", "host", "state", "type", "zone", "market", "address", "reason")
     table(tuple(each.upper() for each in columns), [tuple(row[each] for each in columns) for row in ask("instances")])
+
+
+@app.command()
+def tasks() -> None:
+    """Every task of ECS, and why it stopped."""
+    columns = ("task", "status", "definition", "reason")
+    table(tuple(each.upper() for each in columns), [tuple(row[each] for each in columns) for row in ask("tasks")])
 
 
 @app.command()

@@ -13,15 +13,17 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lab.cloud import ec2_describe
+from lab.cloud.ecs_agents import agent_poll, agent_register
 from lab.cloud.machines import Machine, Market
-from lab.cloud.stack import deploy_base, deploy_region
+from lab.cloud.stack import ECS_IMAGE, container_instances_launch, deploy_base, deploy_cluster, deploy_region
 from lab.cloud.wire import Environ
 from lab.cloud.world import Ending, Fault, StartResponse, When, World
 from lab.hosts.devices import neuron_devices
 from lab.hosts.file_tree import START_AT_BOOT
 from lab.hosts.topology import Host, NoLaboratory, Role, TemporaryHost
 
-METADATA = IPv4Address("169.254.169.254")
+METADATA, TASK_KEYS = IPv4Address("169.254.169.254"), IPv4Address("169.254.170.2")
+ENTRYPOINT = Path(__file__).parents[2] / "deploy/images/agent.sh"
 FIRST_BOOT = f"{START_AT_BOOT}/00-cloud-init.start"
 SHUT_DOWN = "Client.InstanceInitiatedShutdown"
 NOT_BOOTED = "Server.InternalError"
@@ -76,10 +78,16 @@ class Hypervisor:
         files = {FIRST_BOOT: Path(__file__).with_name("cloud-init.sh").read_text()}
         devices = neuron_devices(machine.instance_type)
         files |= devices.files
+        addresses: tuple[IPv4Address, ...] = (METADATA,)
+        if machine.moto.image_id == ECS_IMAGE.id:
+            files |= ecs_files()
+            addresses = (METADATA, TASK_KEYS)
+        efas = sum(each.kind.startswith("efa") for each in machine.interfaces)
+        names = (*devices.names, *(f"infiniband/uverbs{index}" for index in range(efas)))
         environment = {**self._environment, **devices.environment}
         self.running[machine.id] = Running(name, machine.reboots)
         try:
-            self._power.add(TemporaryHost(host, (METADATA,), environment, files, devices.names))
+            self._power.add(TemporaryHost(host, addresses, environment, files, names))
         except NoLaboratory as error:
             del self.running[machine.id]
             with self._world.settled():
@@ -127,6 +135,15 @@ PATH = "/cloud/"
 MOST_BYTES = 65536
 
 
+def ecs_files() -> dict[str, str]:
+    """Files of the image for container instances: the ECS agent, which starts at boot, and the entrypoint of tasks."""
+    agent = Path(__file__).with_name("ecs_agent.py").read_text()
+    return {
+        f"{START_AT_BOOT}/10-ecs-agent.start": f"#!/usr/bin/env python3\n{agent}",
+        "/usr/local/bin/switchyard-agent": ENTRYPOINT.read_text(),
+    }
+
+
 class NoControl(Exception):
     """Why that cannot be done to a cloud, in one sentence."""
 
@@ -150,6 +167,12 @@ class Control:
             "pending": self.pending,
             "heal": self.heal,
             "deploy": self.deploy,
+            "deploy-cluster": self.deploy_cluster,
+            "register": self.register,
+            "agent": self.agent,
+            "tasks": self.tasks,
+            "age-task": self.age_task,
+            "image": self.image,
         }
 
     def __call__(self, environ: Environ, start_response: StartResponse) -> Iterable[bytes]:
@@ -174,10 +197,13 @@ class Control:
             inspect.signature(todo).bind(**given)
         except (ValueError, TypeError) as error:
             raise NoControl(f"{what}: {error}.") from None
-        if todo == self.deploy:  # it makes calls of AWS itself, which others must be able to answer
-            return {"done": todo(**given)}
-        with self._world.settled():
-            return {"done": todo(**given)}
+        try:
+            if todo in (self.deploy, self.deploy_cluster, self.register):
+                return {"done": todo(**given)}  # they call AWS themselves, which others must be able to answer
+            with self._world.settled():
+                return {"done": todo(**given)}
+        except LookupError as error:
+            raise NoControl(f"{what}: {error}") from None
 
     def _machine(self, instance: str) -> Machine:
         machine = self._world.machines.get(instance)
@@ -243,7 +269,53 @@ class Control:
             deploy_region(self._world, region, base, NetworkPrefix=prefix, PlainHttp="yes")
         return {region: f"switchyard-{region}" for region in networks}
 
+    def deploy_cluster(
+        self, install: str, networks: dict[str, str], machines: dict[str, int], images: dict[str, str]
+    ) -> dict[str, str]:
+        """As `deploy`, and in each network an ECS cluster with so many container instances of each type. Region -> name
+        of the cluster's stack."""
+        base = deploy_base(self._world, install)
+        stacks = {}
+        for region, prefix in networks.items():
+            network = deploy_region(self._world, region, base, NetworkPrefix=prefix, PlainHttp="yes")
+            stacks[region], cluster = deploy_cluster(self._world, region, base, network, images)
+            container_instances_launch(self._world, region, network, cluster, machines)
+        return stacks
+
+    def register(self, cluster: str, machine: str) -> str:
+        """An ECS agent makes its machine a container instance. Returns its ARN."""
+        return agent_register(self._world, cluster, machine)
+
+    def agent(self, instance: str, states: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
+        """An ECS agent reports its tasks, and gets those that it is to run."""
+        return agent_poll(self._world, instance, states)
+
+    def tasks(self) -> list[dict[str, str]]:
+        now = self._world.clock.now()
+        return [
+            {
+                "task": task.arn.rpartition("/")[2],
+                "status": task.status_at(now),
+                "instance": task.instance,
+                "definition": task.definition.rpartition("/")[2],
+                "reason": task.reason,
+                **{tag["key"]: tag["value"] for tag in task.tags},
+            }
+            for task in self._world.tasks.values()
+        ]
+
+    def age_task(self, task: str, seconds: float) -> None:
+        """A task was started earlier than it was."""
+        for arn, each in self._world.tasks.items():
+            if arn.endswith(f"/{task}"):
+                each.created -= seconds
+
+    def image(self, name: str, missing: bool) -> None:
+        """Whether no registry has an image: tasks of it do not start."""
+        (self._world.unpullable.add if missing else self._world.unpullable.discard)(name)
+
     def heal(self) -> None:
+        self._world.unpullable.clear()
         self._world.faults.clear()
         self._world.silent_zones.clear()
         self._world.quotas.clear()

@@ -107,6 +107,12 @@ VERSION = f"{DEPLOYMENT}@1"
 CLOUD_ABOVE = 2
 """The cloud's port on the real host is so much above that of the dashboard."""
 PENDING_S = 2.0
+AWS, ECS = "aws", "ecs"
+INGRESS_TYPE = "c7i.2xlarge"
+REGISTRY = "000000000000.dkr.ecr.us-east-1.amazonaws.com"
+IMAGES = {"NodeImage": f"{REGISTRY}/node-agent:1.0", "IngressImage": f"{REGISTRY}/ingress:1.0"}
+CELLS, CONTAINER_INSTANCES = 2, 6
+"""Of a region on ECS: its cells, and its machines for nodes. Two are left for a spare and its replacement."""
 REGION_READ_WITHIN_S = 120.0
 
 
@@ -147,7 +153,12 @@ def show(running: "CloudFleet", forwards: list[client.Forward]) -> None:
 
 
 class CloudFleet(Fleet):
-    def __init__(self, places: Places, topology: Topology, ports: Ports, say: Callable[[str], None]) -> None:
+    """`provider`: `aws` for nodes on EC2 instances, `ecs` for nodes as tasks of a cluster in each region."""
+
+    def __init__(
+        self, places: Places, topology: Topology, ports: Ports, say: Callable[[str], None], provider: str = AWS
+    ) -> None:
+        self._provider = provider
         self._steps = Trail(say)
         super().__init__(places, topology, ports, self._steps.say)
         self._home, self._entry = places.home.parent, ports.ingress
@@ -170,21 +181,28 @@ class CloudFleet(Fleet):
         self.until(self._answers, UP_WITHIN_S, "the control plane does not answer")
         self._say("the control plane answers")
         shutil.copy(self.token, self._home / self.token.name)
-        stacks = cloud_control.ask("deploy", install=self._install(), networks=self._networks())
+        stacks = self._deploy()
         self._say(f"the cloud has the stacks {', '.join(stacks.values())}")
         for position, (region, stack) in enumerate(stacks.items()):
-            columns = {"provider": "aws", "stack": stack, "position": position, "spares": {INSTANCE_TYPE: 1}}
+            columns = {"provider": self._provider, "stack": stack, "position": position, "spares": {INSTANCE_TYPE: 1}}
             self.ask("POST", "regions/", {"name": region, **columns})
         self.until(self._every_region_is_read, REGION_READ_WITHIN_S, "not every region is ready")
         self._say("every region is read from its stack")
-        cells = [{"region": region, "cells": 1} for region in stacks]
+        cells = [{"region": region, "cells": CELLS if self._provider == ECS else 1} for region in stacks]
         wanted: dict[str, Any] = {"name": DEPLOYMENT, "model_version": VERSION, "instance_types": [INSTANCE_TYPE]}
         self.ask("POST", "deployments/", {**wanted, "regions": cells})
         self.until(self._every_cell_is_ready, READY_WITHIN_S, "not every cell is ready")
-        self._say(f"every cell is ready, on {NODES_PER_CELL} instances each")
+        self._say(f"every cell is ready, on {NODES_PER_CELL} {'instances' if self._provider == AWS else 'tasks'} each")
         for number, region in enumerate(stacks):
             url = f"http://127.0.0.1:{self._entry + number}/v1"
             self.until(partial(self._answers_in, region, url), ANSWERED_WITHIN_S, f"{region} does not answer")
+
+    def _deploy(self) -> dict[str, str]:
+        given: dict[str, Any] = {"install": self._install(), "networks": self._networks()}
+        if self._provider == ECS:
+            given |= {"machines": {INSTANCE_TYPE: CONTAINER_INSTANCES, INGRESS_TYPE: 2}, "images": IMAGES}
+        stacks: dict[str, str] = cloud_control.ask("deploy" if self._provider == AWS else "deploy-cluster", **given)
+        return stacks
 
     def missing(self) -> str:
         return self._every_region_is_read() or self._every_cell_is_ready()

@@ -145,6 +145,7 @@ def _own_devices(names: Iterable[str]) -> None:
     for name, target in DEVICE_LINKS.items():
         Path("/dev", name).symlink_to(f"/proc/self/{target}")
     for name in names:
+        Path("/dev", name).parent.mkdir(exist_ok=True)
         Path("/dev", name).touch()
     Path("/dev/shm").mkdir()  # noqa: S108 - of the host, whose own is mounted next
 

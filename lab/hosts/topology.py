@@ -228,6 +228,6 @@ def read_temporary_host(written: Mapping[str, Any]) -> TemporaryHost:
     if wrong := [str(address) for address in link_local if not address.is_link_local]:
         raise NoLaboratory(f"{written['name']}: {wrong[0]} is not link-local: give one that begins with {LINK_LOCAL}")
     devices = tuple(written.get("devices", ()))
-    if wrong_names := [name for name in devices if not name.isalnum()]:
+    if wrong_names := [name for name in devices if not all(part.isalnum() for part in name.split("/"))]:
         raise NoLaboratory(f"{written['name']}: {wrong_names[0]!r} is no name of a device")
     return TemporaryHost(host, link_local, written["environment"], written["files"], devices)

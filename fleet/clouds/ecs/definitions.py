@@ -5,8 +5,9 @@ are alike and a spare fits any cell. `digest_of` names its content: an unchanged
 A task owns its container instance: host network, all accelerators, all EFAs, and a reservation of memory that leaves no
 room for a second one. ECS must be told each device; nothing is privileged. Huge pages cannot be set by a task, because
 `vm.nr_hugepages` belongs to the host: the launch template of `deploy/aws/ecs.yaml` reserves them, and the task mounts
-them. No value is secret, because everybody who may describe tasks can read them: agents prove their identity by the
-task's role (`fleet.agents.services.enrolment`)."""
+them. There is no init process: the entrypoint of the images (`deploy/images/agent.sh`) stops all processes of its
+container if it is PID 1. No value is secret, because everybody who may describe tasks can read them: agents prove their
+identity by the task's role (`fleet.agents.services.enrolment`)."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -105,7 +106,6 @@ def _container(shape: InstanceShape, role: MachineRole, cluster: Cluster, efas: 
         "environment": [{"name": name, "value": value} for name, value in _environment(cluster).items()],
         "mountPoints": mounts,
         "linuxParameters": {
-            "initProcessEnabled": True,
             "sharedMemorySize": min(int(memory_mib * SHARED_MEMORY_SHARE), SHARED_MEMORY_MIB_MOST),
             **({"devices": devices} if (devices := list(_devices(shape, efas)) if is_node else []) else {}),
         },

@@ -31,6 +31,7 @@ from fleet.machines.planner import ENDED, INGRESS_TYPE, KnownMachine, Listed, pl
 from fleet.reconcile.planning.snapshot import ProviderStatus
 from fleet.reconcile.planning.states import MachineRole, MachineState, ProviderAction
 from kernel import clock, live
+from models_registry.instance_types.services import instance_type_ensure
 
 REDESCRIBED_AFTER_S = 20.0
 """After this long, a task in doubt is described by its own call."""
@@ -99,9 +100,11 @@ class EcsProvider:
 def _unit_of(specs: Sequence[LaunchSpec]) -> LaunchUnit:
     """The row of the unit of these nodes; a node that is launched alone is its own unit."""
     first = specs[0]
+    kind = first.instance_type or INGRESS_TYPE
+    instance_type_ensure(kind)
     columns = {
         "region_id": first.region,
-        "instance_type_id": first.instance_type or INGRESS_TYPE,
+        "instance_type_id": kind,
         "role": (MachineRole.NODE if first.kind is AgentKind.NODE else MachineRole.INGRESS).value,
         "near": list(first.near),
         "created_at": clock.now(),

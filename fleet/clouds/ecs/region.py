@@ -3,7 +3,7 @@ missing output, so that an operator knows what to update."""
 
 from fleet.clouds.aws.calls import call
 from fleet.clouds.aws.region import Call, RegionRead, StackRefused, stack_outputs
-from fleet.clouds.planning.upkeep import CloudBase, ClusterBase
+from fleet.clouds.planning.upkeep import CloudBase, ClusterBase, ZoneBase
 
 NEEDED = (
     "Install", "Cluster", "NodeTaskRole", "IngressTaskRole", "ExecutionRole", "NodeImage", "IngressImage", "LogGroup",
@@ -13,16 +13,19 @@ TEMPLATE = "deploy/aws/ecs.yaml"
 
 
 def cluster_read(region: str, stack: str, install: str, send: Call = call) -> RegionRead:
-    """Reads a stack. `region` as AWS names it. Its machines are container instances, so that it has no pools. Raises
+    """Reads a stack. `region` as AWS names it. Its machines are container instances, so that it has no pools; its zones
+    are those of its ingresses, by name because a container instance states no ID of a zone. Raises
     StackRefused if the stack does not exist, is being changed, belongs to another install, or lacks an output. Raises
     fleet.clouds.aws.calls.CallFailed if AWS did not answer or denied the call."""
     outputs, account = stack_outputs(region, stack, install, send, NEEDED, TEMPLATE)
     for name in ("NodeTaskRole", "IngressTaskRole"):
         if f":{account}:role/" not in outputs[name]:
             raise StackRefused(f"{name} of stack {stack} is {outputs[name]}, which is no role of account {account}")
+    zones = [name for name in outputs.get("IngressZones", "").split(",") if name]
+    targets = {"tls": "EntryTargets", "plain": "PlainTargets"}
     base = CloudBase(
         account=account,
-        zones={},
+        zones={name: ZoneBase("", name) for name in zones},
         node_group="",
         node_profile="",
         node_role=_role_name(outputs["NodeTaskRole"]),
@@ -30,6 +33,11 @@ def cluster_read(region: str, stack: str, install: str, send: Call = call) -> Re
         bucket=outputs["ArtifactBucket"],
         queue_url=outputs["NoticeQueue"],
         dead_letter_url=outputs["DeadNoticeQueue"],
+        target_groups={name: outputs[output] for name, output in targets.items() if outputs.get(output)},
+        load_balancer=outputs.get("EntryAddress", ""),
+        load_balancer_zone=outputs.get("EntryZone", ""),
+        hosted_zone=outputs.get("HostedZoneId", ""),
+        entry_name=outputs.get("EntryName", ""),
         cluster=ClusterBase(
             name=outputs["Cluster"],
             task_role=outputs["NodeTaskRole"],

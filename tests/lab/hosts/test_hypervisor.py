@@ -5,7 +5,8 @@ import pytest
 from lab.cloud.ec2_describe import warn_of_interruption
 from lab.cloud.machines import Market
 from lab.cloud.server import World
-from lab.hosts.cloud_control_api import FIRST_BOOT, METADATA, Hypervisor
+from lab.cloud.stack import ECS_IMAGE
+from lab.hosts.cloud_control_api import FIRST_BOOT, METADATA, TASK_KEYS, Hypervisor
 from lab.hosts.topology import NoLaboratory, TemporaryHost
 from tests.lab.cloud.conftest import Network, network, refusal, world
 
@@ -139,3 +140,16 @@ def test_an_instance_whose_host_does_not_boot_ends(
     assert network.states() == {machine_id: "shutting-down"}
     [found] = network.ec2.describe_instances()["Reservations"][0]["Instances"]
     assert found["StateReason"] == {"Code": "Server.InternalError", "Message": "there is no room"}
+
+
+def test_a_container_instance_has_an_ecs_agent_the_keys_of_tasks_and_its_devices(
+    world: World, network: Network, hosts: Hosts, hypervisor: Hypervisor
+) -> None:
+    network.launch(1, ImageId=ECS_IMAGE.id, NetworkInterfaces=network.interfaces(2))
+    world.clock.advance(world.delays.pending_s)
+    hypervisor.step()
+
+    added = hosts.there["v1"]
+    assert added.link_local == (METADATA, TASK_KEYS)
+    assert {"/etc/local.d/10-ecs-agent.start", "/usr/local/bin/switchyard-agent"} < set(added.files)
+    assert {"neuron0", "infiniband/uverbs0"} < set(added.devices)

@@ -271,7 +271,7 @@ def cloud_ingresses_ensure(*, now: datetime) -> None:
             base = cloud.stated_base()
         except msgspec.ValidationError:
             continue
-        if not base.ingress_group:
+        if not (base.ingress_group or base.cluster):
             continue
         with lease_during(name=f"ingresses:{cloud.pk}", ttl_s=STEP_LIMIT_S, now=now) as is_ours:
             if is_ours:
