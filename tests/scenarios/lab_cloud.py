@@ -101,7 +101,7 @@ class Cloud:
         text = "from fleet.clouds.models import Install; import datetime as d; "
         text += "Install.objects.update(dry_run_until=d.datetime.now(d.UTC))"
         manage = f"exec env -i \"$@\" '{sys.executable}' manage.py shell -c '{text}'"
-        line = f"cd '{CHECKOUT}' && xargs -0 -a /proc/$(pgrep -of '[c]ontrolplane.processes')/environ sh -c \"$0\" sh"
+        line = f"cd '{CHECKOUT}' && xargs -0 -a /proc/$(pgrep -of '[c]ontrolplane.web')/environ sh -c \"$0\" sh"
         self.lab("exec", "c1", "--", "sh", "-c", line, manage)
 
     def streamed(self) -> list[str]:

@@ -26,7 +26,7 @@ class Cluster:
     def __init__(self, cloud: Cloud) -> None:
         self.cloud = cloud
         self.ecs = cloud.calls_of("ecs")
-        self.name = self.ecs.list_clusters()["clusterArns"][0].rpartition("/")[2]
+        self.name: str = self.ecs.list_clusters()["clusterArns"][0].rpartition("/")[2]
 
     def tasks(self) -> list[dict[str, Any]]:
         """Of nodes, as ECS describes those that run or start."""
@@ -49,11 +49,11 @@ class Cluster:
         }
 
     def instance_of(self, task: str) -> str:
-        return next(one["containerInstanceArn"] for one in self.tasks() if one["taskArn"].endswith(task))
+        return str(next(one["containerInstanceArn"] for one in self.tasks() if one["taskArn"].endswith(task)))
 
     def host_of(self, instance: str) -> str:
         machine = self.instances()[instance]["ec2InstanceId"]
-        return next(row["host"] for row in self.cloud.ask_cloud("instances") if row["instance"] == machine)
+        return str(next(row["host"] for row in self.cloud.ask_cloud("instances") if row["instance"] == machine))
 
     def members(self) -> dict[str, str]:
         """Node -> task, of all cells."""
