@@ -1,7 +1,11 @@
-"""Reads which machine runs which image, for image moves (`fleet.clouds.planning.upkeep`). Never writes."""
+"""Reads which machine runs which image, for image moves (`fleet.clouds.planning.upkeep`), and which node serves which
+cell, for the tags of tasks. Never writes."""
+
+from collections.abc import Collection
 
 from fleet.cells.models import CellMember
 from fleet.clouds.models import CloudNotice, ImageMove, LaunchAttempt
+from fleet.clouds.planning.task_tags import Serves
 from fleet.clouds.planning.upkeep import ImageMachine
 from fleet.machines.models import Machine
 from fleet.nodes.models import Node
@@ -44,3 +48,11 @@ def units_under_way(move: ImageMove) -> frozenset[str]:
         pool_seen__image=move.image,
     )
     return frozenset(rows.values_list("unit_id", flat=True))
+
+
+def nodes_serving(nodes: Collection[str]) -> dict[str, Serves]:
+    """Returns the work of these nodes; those that are retired or unknown are left out."""
+    there = Node.objects.filter(id__in=nodes).exclude(state=NodeState.RETIRED).values_list("id", flat=True)
+    members = CellMember.objects.filter(node_id__in=nodes).values_list("node_id", "cell_id", "cell__generation")
+    cells = {node: Serves(node, cell, str(generation)) for node, cell, generation in members}
+    return {node: cells.get(node, Serves(node)) for node in there}

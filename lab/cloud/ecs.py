@@ -226,6 +226,20 @@ def stop_task(world: World, call: Call) -> dict[str, Any]:
     raise Refused("InvalidParameterException", "The referenced task was not found.")
 
 
+@handles(SERVICE, "TagResource")
+def tag_resource(world: World, call: Call) -> dict[str, Any]:
+    """Of a task; moto tags everything else."""
+    task = world.tasks.get(call.params["resourceArn"])
+    if task is None:
+        return world.moto(call)
+    if task.status_at(world.clock.now()) == "STOPPED":
+        raise Refused("InvalidParameterException", "The specified task is stopped.")
+    given = {one["key"]: one.get("value", "") for one in call.params["tags"]}
+    tags = {one["key"]: one["value"] for one in task.tags} | given
+    task.tags = [{"key": key, "value": value} for key, value in tags.items()]
+    return {}
+
+
 @handles(SERVICE, "DescribeTasks")
 def describe_tasks(world: World, call: Call) -> dict[str, Any]:
     asked = call.params["tasks"]

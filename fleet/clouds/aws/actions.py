@@ -126,6 +126,13 @@ _CALLS = (
     ),
     Call(
         "ecs",
+        "TagResource",
+        ("ecs:TagResource",),
+        f"tasks of the stack's cluster, {_OURS}; cell, generation and node only",
+        Role.CLUSTER,
+    ),
+    Call(
+        "ecs",
         "RegisterTaskDefinition",
         ("ecs:RegisterTaskDefinition", "ecs:TagResource", "iam:PassRole"),
         f"{_OURS}, in the request; the roles of tasks, passed to ECS",

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from fleet.clouds.aws import calls
-from fleet.clouds.aws.launch import TAG_INSTALL
+from fleet.clouds.aws.launch import TAG_ATTEMPT, TAG_INSTALL, TAG_UNIT
 from fleet.clouds.ecs.definitions import TAG_DIGEST, digest_of
 from fleet.clouds.planning.call_budget import TOPOLOGY_CALL, path_of
 from fleet.clouds.planning.tasks import ContainerInstance, TaskSeen
@@ -162,6 +162,12 @@ def tasks_found(region: str, cluster: str, started_by: str) -> list[TaskSeen]:
     return [one for one in found if one.started_by == started_by]
 
 
+def tasks_running(region: str, cluster: str, started_by: str) -> list[TaskSeen]:
+    """Returns the tasks with this `startedBy` that run or start. One call if there are none."""
+    arns = sorted(_list_arns("ListTasks", "taskArns", region, cluster, startedBy=started_by))
+    return [one for one in tasks_describe(region, cluster, arns)[0] if one.is_alive]
+
+
 def tasks_list(region: str, cluster: str, install: str) -> list[TaskSeen]:
     """Returns every task of this install, stopped ones of the last hour included."""
     arns = {
@@ -192,6 +198,7 @@ def _task(found: Mapping[str, Any]) -> TaskSeen:
     codes = [str(found[name]) for name in ("stopCode", "stoppedReason") if found.get(name)]
     return TaskSeen(
         id=short_id(found["taskArn"]),
+        arn=found["taskArn"],
         instance=found.get("containerInstanceArn") or "",
         status=found.get("lastStatus") or "",
         desired=found.get("desiredStatus") or "",
@@ -199,7 +206,15 @@ def _task(found: Mapping[str, Any]) -> TaskSeen:
         started_by=found.get("startedBy") or "",
         created_at=found.get("createdAt"),
         install=tags.get(TAG_INSTALL, ""),
+        unit=tags.get(TAG_UNIT, ""),
+        attempt=tags.get(TAG_ATTEMPT, ""),
+        tags=tags,
     )
+
+
+def task_tag(region: str, arn: str, tags: Mapping[str, str]) -> None:
+    """Sets tags of a task, by its ARN."""
+    _ecs("TagResource", region, resourceArn=arn, tags=[{"key": name, "value": value} for name, value in tags.items()])
 
 
 # Revisions of task definitions.

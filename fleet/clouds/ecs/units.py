@@ -24,6 +24,7 @@ from fleet.clouds.ecs.cluster import (
     instances_read,
     task_stop,
     tasks_found,
+    tasks_running,
     tasks_start,
 )
 from fleet.clouds.ecs.definitions import Cluster, Start, start_task, task_definition
@@ -44,6 +45,7 @@ from fleet.clouds.planning.tasks import (
     after_answers,
     after_search,
     choose_instances,
+    may_adopt,
     next_task_step,
     started_by_of,
 )
@@ -80,12 +82,14 @@ class TaskBase(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """Read before the transaction that writes an attempt."""
+    """Read before the transaction that writes an attempt. `adopted`: tasks that this attempt has started already,
+    although no row says so, because a backup was restored."""
 
     cluster: Cluster
     definition: str
     instances: tuple[ContainerInstance, ...]
     memory_mib: int
+    adopted: tuple[TaskSeen, ...] = ()
 
 
 def cluster_of(cloud: CloudRegion, install: str, now: datetime) -> Cluster:
@@ -141,8 +145,8 @@ def unit_advance(unit_id: str, subjects: Sequence[str]) -> LaunchAttempt | None:
         if isinstance(row, ProviderError):
             raise row
         if row is not None and prepared is not None:
-            return _attempt_call(row, prepared.cluster)
-        prepared = _prepare(unit, cluster_of(cloud, install, now))
+            return _attempt_search(row, wanted=True) if prepared.adopted else _attempt_call(row, prepared.cluster)
+        prepared = _prepare(unit, step.number, len(subjects), cluster_of(cloud, install, now))
 
 
 def _attempt_view(row: LaunchAttempt) -> TaskAttempt:
@@ -154,8 +158,9 @@ def base_of(row: LaunchAttempt) -> TaskBase:
     return msgspec.convert(row.base, TaskBase)
 
 
-def _prepare(unit: LaunchUnit, cluster: Cluster) -> _Prepared:
-    """Registers the task definition and reads the cluster; asks for the network nodes of instances without any."""
+def _prepare(unit: LaunchUnit, number: int, count: int, cluster: Cluster) -> _Prepared:
+    """Registers the task definition and reads the cluster; asks for the network nodes of instances without any.
+    Searches for tasks of this attempt, and stops those that cannot be adopted."""
     shape = instance_shapes([unit.instance_type_id])[unit.instance_type_id]
     try:
         definition = task_definition(shape, MachineRole(unit.role), cluster)
@@ -167,11 +172,17 @@ def _prepare(unit: LaunchUnit, cluster: Cluster) -> _Prepared:
             if one.instance_type == unit.instance_type_id
         ]
         instances = _with_places(cluster, instances)
+        started = tasks_running(cluster.aws_region, cluster.name, started_by_of(cluster.install, unit.pk, number))
+        adopted = may_adopt(started, count, {one.arn for one in instances})
+        for task in started if not adopted else ():
+            task_stop(cluster.aws_region, cluster.name, task.id, f"switchyard: {unit.pk} begins again")
     except ValueError as error:
         raise ProviderError(str(error)) from error
     except calls.CallFailed as error:
         raise _not_started(f"nothing of {unit.pk} is started yet", error) from error
-    return _Prepared(cluster, revision, tuple(instances), memory_mib)
+    if started and not adopted:
+        raise Later(f"{len(started)} tasks of {unit.pk} that no row knows are stopped first", IN_DOUBT_RETRY_S)
+    return _Prepared(cluster, revision, tuple(instances), memory_mib, tuple(started))
 
 
 def _with_places(cluster: Cluster, instances: list[ContainerInstance]) -> list[ContainerInstance]:
@@ -212,7 +223,8 @@ def _attempt_write(
     if unit.role == MachineRole.NODE and (missing := _given_back(subjects)):
         return Later(f"{', '.join(missing)} of {unit.pk} was given back in the meantime")
     taken = instances_taken(cloud.pk)
-    chosen = choose_instances(
+    by_arn = {one.arn: one for one in prepared.instances}
+    chosen = tuple(by_arn[one.instance] for one in prepared.adopted) or choose_instances(
         unit.instance_type_id, len(subjects), tuple(unit.near), prepared.instances, taken, prepared.memory_mib
     )
     if isinstance(chosen, NoRoom):

@@ -3,8 +3,8 @@ repeated, and what a task's state proves. Pure. `StartTask` has no client token 
 the others, so a call without an answer is never repeated: its tasks are searched for by `startedBy`. A unit whose tasks
 did not all start is stopped as a whole, and a new attempt with a new `startedBy` begins."""
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from fleet.capacity.planning.pools import LaunchOutcome
@@ -19,6 +19,7 @@ VISIBLE_AFTER = timedelta(seconds=60)
 AGAIN_LEAST = timedelta(seconds=5)
 AGAIN_MOST = timedelta(seconds=60)
 NO_ROOM_AGAIN_S = 30.0
+TAG_NODE = "switchyard:node"
 RUNNING, STOPPED, DELETED = "RUNNING", "STOPPED", "DELETED"
 OVER = frozenset({STOPPED, DELETED})
 """Last states. A task that is stopping may still serve."""
@@ -107,8 +108,8 @@ class TaskAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TaskSeen:
-    """A task as ECS describes it. `why`: `stoppedReason`, or "". `id`: last part of its ARN. `install`:
-    from its tags, or ""."""
+    """A task as ECS describes it. `why`: `stoppedReason`, or "". `id`: last part of its ARN. `install`, `unit` and
+    `attempt`: from its `tags`, or ""."""
 
     id: str
     instance: str
@@ -117,7 +118,11 @@ class TaskSeen:
     why: str = ""
     started_by: str = ""
     install: str = ""
+    unit: str = ""
+    attempt: str = ""
+    arn: str = ""
     created_at: datetime | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_alive(self) -> bool:
@@ -219,6 +224,13 @@ def after_search(
     if alive or not settled:
         return Keep(again_at, attempt.outcome)
     return End(attempt.outcome or LaunchOutcome.ATTEMPT_ENDED)
+
+
+def may_adopt(started: Sequence[TaskSeen], count: int, instances: Collection[str]) -> bool:
+    """Whether running tasks with the `startedBy` of an attempt that is about to begin are this attempt: all of them, on
+    known container instances, and none whose agent has joined for rows that are lost."""
+    places = {one.instance for one in started} & set(instances)
+    return len(started) == len(places) == count and not any(one.tags.get(TAG_NODE) for one in started)
 
 
 ROOM = ("RESOURCE:", "AGENT", "MISSING", "INACTIVE", "DRAINING", "EMPTY CAPACITY PROVIDER")

@@ -11,14 +11,16 @@ from django.db.models import QuerySet
 from fleet.clouds.aws.calls import CallFailed
 from fleet.clouds.aws.identity import install_ensure
 from fleet.clouds.aws.notices import Message, UnreadableNotice
-from fleet.clouds.ecs.cluster import definitions_drop, instances_read, task_stop, tasks_list
+from fleet.clouds.ecs.cluster import definitions_drop, instances_read, task_stop, task_tag, tasks_list
 from fleet.clouds.ecs.definitions import STOP_TIMEOUT_S, family_of
 from fleet.clouds.ecs.events import TaskEvent, parse
 from fleet.clouds.ecs.provider import states_store, tasks_store
 from fleet.clouds.ecs.units import PROVIDER, base_of, placed_of
 from fleet.clouds.models import CloudNotice, CloudRegion, LaunchAttempt
+from fleet.clouds.planning.task_tags import judge_stray, plan_tags, serves_of
 from fleet.clouds.planning.tasks import OVER, TaskSeen
 from fleet.clouds.planning.upkeep import Resource, ResourceKind
+from fleet.clouds.selectors import nodes_serving
 from fleet.clouds.services.garbage import GarbageSource, cloud_source, cloud_source_collect
 from fleet.clouds.services.notices import notices_settle, queue_read
 from fleet.machines.models import Machine
@@ -67,8 +69,8 @@ def _tasks_of(cloud: CloudRegion) -> "QuerySet[Machine]":
 
 
 def cluster_list(cloud: CloudRegion, now: datetime) -> None:
-    """Lists the tasks of this install and stores their states; stops those that no row references. Blocks as long as
-    the cloud does."""
+    """Lists the tasks of this install and stores their states, tags them, and stops those that no row references.
+    Blocks as long as the cloud does."""
     stated = cloud.stated_base().cluster
     if stated is None:
         return
@@ -80,23 +82,54 @@ def cluster_list(cloud: CloudRegion, now: datetime) -> None:
     tasks_store(list(_tasks_of(cloud)), tasks, now)
     CloudRegion.objects.filter(pk=cloud.pk).update(listed_at=now)
     notices_settle(cloud, now)
+    _tags_follow(cloud, tasks)
     cloud_source_collect(cloud, _task_garbage(cloud, stated.name, tasks), clock.now())
 
 
+def _tags_follow(cloud: CloudRegion, tasks: Sequence[TaskSeen]) -> None:
+    """Tags tasks with their nodes and cells. Tags that could not be set are set after the next list."""
+    rows = _tasks_of(cloud).values_list("provider_id", "runs")
+    serving = nodes_serving([node for _, node in rows])
+    arns = {one.id: one.arn for one in tasks}
+    for task, serves in plan_tags(tasks, {task: serving[node] for task, node in rows if node in serving}).items():
+        try:
+            task_tag(cloud.aws_region, arns[task], serves.tags)
+        except CallFailed as error:
+            log.warning("task %s of region %s was not tagged: %s", task, cloud.pk, error)
+            return
+
+
 def _task_garbage(cloud: CloudRegion, cluster: str, tasks: Sequence[TaskSeen]) -> GarbageSource:
-    """A task is referenced if a row has its ID, or while the attempt that started it is open."""
+    """A task is referenced if a row has its ID, while the attempt that started it is open, or if its tags name the
+    current generation of a cell, which contradicts the rows."""
     running = [one for one in tasks if one.status not in OVER and one.desired not in OVER]
     known = set(_tasks_of(cloud).values_list("provider_id", flat=True))
-    tokens = set(LaunchAttempt.objects.filter(ended_at=None).values_list("token", flat=True))
+    strays = {one.id: one for one in running if one.id not in known}
+    serving = nodes_serving([serves_of(one).node for one in strays.values()]) if strays else {}
+    tokens = frozenset(LaunchAttempt.objects.filter(ended_at=None).values_list("token", flat=True))
+    units = LaunchAttempt.objects.filter(unit__in={one.unit for one in strays.values()})
+    attempts = frozenset((unit, str(number)) for unit, number in units.values_list("unit_id", "number"))
+    judged = {one.id: judge_stray(one, tokens, attempts, serving) for one in strays.values()}
     found = [
-        Resource(ResourceKind.TASK, one.id, one.id in known or one.started_by in tokens, created_at=one.created_at)
+        Resource(
+            ResourceKind.TASK,
+            one.id,
+            one.id in known or judged[one.id].is_referenced,
+            is_recorded=one.id in known or judged[one.id].is_recorded,
+            created_at=one.created_at,
+        )
         for one in running
     ]
+    for one in judged.values():
+        if one.serves_now:
+            log.error("task %s of region %s has no row, and serves %s", one.task.id, cloud.pk, serves_of(one.task))
 
     def stop(cloud: CloudRegion, garbage: Sequence[Resource]) -> Iterable[Resource]:
         for one in garbage:
+            served = serves_of(strays[one.id])
             try:
-                task_stop(cloud.aws_region, cluster, one.id, "switchyard: no row references it")
+                why = f"switchyard: no row references it{f'; it was {served}' if served.node else ''}"
+                task_stop(cloud.aws_region, cluster, one.id, why)
             except CallFailed as error:
                 log.warning("task %s of region %s is garbage and was not stopped: %s", one.id, cloud.pk, error)
                 continue

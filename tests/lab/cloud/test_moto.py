@@ -134,6 +134,13 @@ def lists_stopped_ones(world: World, _: Network) -> bool:
     return bool(ecs.list_tasks(cluster=name)["taskArns"] == [task["taskArn"]])
 
 
+def tags_what_has_stopped(world: World, _: Network) -> bool:
+    ecs, name, task = start_one(world)
+    ecs.stop_task(cluster=name, task=task["taskArn"])
+    tags = [{"key": "cell", "value": "a"}]
+    return refusal(ecs.tag_resource, resourceArn=task["taskArn"], tags=tags) == ""
+
+
 STILL = {
     ("ec2", "RebootInstances"): brings_back_what_has_ended,
     ("ec2", "RunInstances"): launches_the_least,
@@ -147,6 +154,7 @@ STILL = {
     ("ecs", "DescribeTasks"): ends_what_is_looked_at,
     ("ecs", "StopTask"): stops_at_once,
     ("ecs", "ListTasks"): lists_stopped_ones,
+    ("ecs", "TagResource"): tags_what_has_stopped,
     ("elbv2", "RegisterTargets"): registers_at_once,
     ("elbv2", "DeregisterTargets"): forgets_what_drains,
     ("elbv2", "DescribeTargetHealth"): forgets_what_drains,

@@ -6,15 +6,18 @@ from datetime import timedelta
 
 import pytest
 
+from fleet.cells.models import Cell
 from fleet.clouds.aws.identity import install_ensure
 from fleet.clouds.aws.notices import UnreadableNotice
 from fleet.clouds.ecs.events import InstanceEvent, TaskEvent, parse
-from fleet.clouds.models import CloudNotice, CloudRegion, LaunchAttempt
+from fleet.clouds.models import CloudNotice, CloudRegion, LaunchAttempt, LaunchUnit
 from fleet.clouds.services.clusters import cluster_definitions, cluster_instances, cluster_list, cluster_queue
 from fleet.clouds.services.upkeep import CLUSTER_STEPS, CloudUpkeep
-from fleet.machines.models import Machine
+from fleet.machines.models import Machine, ProviderCall
+from fleet.nodes.models import Node, NodeReport
 from fleet.reconcile.planning.states import NoticeKind
 from kernel import clock
+from tests.fleet import rows
 from tests.fleet.clouds.ecs.cluster_fleet import CLUSTER, ClusterFleet
 
 pytestmark = pytest.mark.cloud
@@ -162,3 +165,80 @@ def test_an_event_says_whether_ecs_stops_the_task_by_itself() -> None:
 def test_an_event_without_a_meaning_is_left_for_the_dead_letters(body: str) -> None:
     with pytest.raises(UnreadableNotice):
         parse(body)
+
+
+CELL = "sim-70b-us-east-1-1"
+
+
+def make_cell(*nodes: str) -> Cell:
+    for node in nodes:
+        NodeReport.objects.get_or_create(node_id=node)
+    return rows.cell(CELL, *(Node.objects.get(id=node) for node in nodes))
+
+
+def tags(fleet: ClusterFleet) -> dict[str, tuple[str, ...]]:
+    """Node -> node, cell and generation in the tags of its task."""
+    stated = {task.arn.rpartition("/")[2]: {one["key"]: one["value"] for one in task.tags} for task in fleet.tasks()}
+    names = ("switchyard:node", "switchyard:cell", "switchyard:generation")
+    return {row.runs: tuple(stated[row.provider_id].get(name, "-") for name in names) for row in Machine.objects.all()}
+
+
+def test_tags_name_the_node_its_cell_and_the_generation(cluster_fleet: ClusterFleet, region: CloudRegion) -> None:
+    first, second = sorted(row.runs for row in Machine.objects.all())
+    assert set(tags(cluster_fleet).values()) == {("-", "-", "-")}
+    cell = make_cell(first, second)
+    cluster_list(region, clock.now())
+    assert tags(cluster_fleet) == {first: (first, cell.pk, "1"), second: (second, cell.pk, "1")}
+
+    calls = cluster_fleet.world.count("TagResource")
+    cluster_list(region, clock.now())
+    assert cluster_fleet.world.count("TagResource") == calls, "nothing has changed"
+    cell.members.filter(node_id=second).delete()
+    Cell.objects.update(generation=2)
+    cluster_list(region, clock.now())
+    assert tags(cluster_fleet) == {first: (first, cell.pk, "2"), second: (second, "", "")}
+
+
+def test_a_task_that_serves_a_cell_is_not_stopped_although_its_row_is_lost(
+    cluster_fleet: ClusterFleet, region: CloudRegion
+) -> None:
+    nodes = sorted(row.runs for row in Machine.objects.all())
+    make_cell(*nodes)
+    cluster_list(region, clock.now())
+    Machine.objects.get(runs=nodes[0]).delete()
+    for _ in range(4):
+        cluster_fleet.world.clock.advance(400)
+        cluster_list(region, clock.now())
+    assert len(cluster_fleet.tasks()) == 2
+
+    Cell.objects.update(generation=2)
+    for _ in range(4):
+        cluster_fleet.world.clock.advance(400)
+        cluster_list(region, clock.now())
+    [stopped] = [task for task in cluster_fleet.world.tasks.values() if task.stops is not None]
+    assert stopped.reason.endswith(f"it was {nodes[0]} in {CELL} at generation 1")
+
+
+@pytest.mark.parametrize("has_joined", [False, True])
+def test_tasks_that_a_restored_backup_does_not_know_are_adopted_until_they_have_joined(
+    cluster_fleet: ClusterFleet, region: CloudRegion, has_joined: bool
+) -> None:
+    """The backup has the order, and neither its attempt nor its machines."""
+    nodes = cluster_fleet.order(2)
+    orders = list(ProviderCall.objects.filter(node_id__in=nodes).values())
+    cluster_fleet.provision()
+    if has_joined:
+        cluster_list(region, clock.now())
+    before = {task.arn for task in cluster_fleet.tasks()}
+    Machine.objects.filter(runs__in=nodes).delete()
+    LaunchUnit.objects.filter(attempts__subjects__contains=nodes[:1]).delete()
+    for order in orders:
+        ProviderCall.objects.create(**{**order, "claim": "", "claimed_until": None, "attempts": 0})
+    Node.objects.filter(id__in=nodes).update(state="joining")
+    cluster_fleet.provision_for(90)
+
+    after = {task.arn for task in cluster_fleet.tasks()}
+    assert len(after) == 4
+    assert (after == before) is not has_joined
+    machines = {row.provider_id for row in Machine.objects.all()}
+    assert machines == {arn.rpartition("/")[2] for arn in after}
