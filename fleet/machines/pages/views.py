@@ -24,7 +24,7 @@ from fleet.capacity.selectors import pool_views
 from fleet.cells.pages.data import CellRow, MemberRow
 from fleet.clouds.models import CapacityPool
 from fleet.deployments.models import Deployment
-from fleet.machines.models import Invitation, Machine, MachineSlot
+from fleet.machines.models import Invitation, Machine
 from fleet.machines.planner import LOCAL, POOLED, describe
 from fleet.machines.selectors import hosts_running, invitations_described, machines_described, notices_of
 from fleet.machines.services.layouts import machine_layout_set
@@ -33,36 +33,17 @@ from fleet.machines.services.revocation import machine_revoke
 from fleet.machines.services.set_aside import machine_repaired
 from fleet.reconcile.planning.states import MachineRole, MachineState
 from fleet.releases.pages import AGENTS, RELEASE_LIST
-from kernel.tones import Tone
 
 
 @dataclass(frozen=True, slots=True)
 class MachineRow:
-    """A machine; `what`: hardware that its agent detected, or "". `slots`: its parts, if it is divided."""
+    """A machine; `what`: hardware that its agent detected, or ""."""
 
     machine: Machine
     address: str
     version: str
     what: str
     notices: tuple[str, ...]
-    slots: tuple[MachineSlot, ...]
-
-    @property
-    def node(self) -> str:
-        """The node that runs on the whole machine, or ""."""
-        return "" if self.machine.role == MachineRole.INGRESS else self.machine.runs
-
-    @property
-    def runs(self) -> str:
-        """What the machine runs, or how it is divided, or ""."""
-        return self.machine.runs or ("" if self.machine.role == MachineRole.INGRESS else self.machine.layout)
-
-    @property
-    def marks(self) -> tuple[tuple[str, Tone], ...]:
-        """Shown next to its state."""
-        is_leaving = self.machine.leaving and self.machine.state != MachineState.LEAVING
-        marks = ((is_leaving, "leaving", Tone.MOVING), (self.machine.layout_pinned, "pinned", Tone.IDLE))
-        return tuple((name, tone) for is_shown, name, tone in marks if is_shown)
 
 
 def is_removable(machine: Machine) -> bool:
@@ -92,7 +73,6 @@ def machine_row(machine: Machine, now: datetime) -> MachineRow:
         version=str(getattr(machine, "shown_version", machine.agent_version)),
         what=describe(facts) if facts else "",
         notices=notices_of(machine, now),
-        slots=tuple(machine.slots.all()),
     )
 
 
