@@ -207,6 +207,8 @@ def page_view(page: Page, shell: Fragment) -> View:
         page_request = PageRequest(key, request.GET, clock.now(), caller, page.ranges or OF_LOAD)
         if page.lists and request.GET.get("format") == "csv":
             chosen = next((each for each in page.lists if each.prefix == request.GET.get("list", "")), page.lists[0])
+            if key:
+                page_request.once(page.fragments[0].load)  # raises Http404 if the object does not exist
             return _only_now(page_request) or chosen.export(page_request)
         wanted = request.headers.get("HX-Target", "")
         shown = _as_it_was(page, page_request)

@@ -50,3 +50,15 @@ def test_a_page_about_a_numbered_thing_takes_as_many_queries_in_a_larger_fleet(k
             one_more_of_everything(number)
         counts.append(queries(client, f"/{kind}/{first}/"))
     assert counts[0] == counts[1]
+
+
+@pytest.mark.slow
+@pytest.mark.django_db
+def test_an_object_that_does_not_exist_has_no_file() -> None:
+    client, wrong = signed_in(), {}
+    for name, route in PAGES.items():
+        if "<" in str(route.pattern):
+            url = reverse(name, args=("none@1" if "version:" in str(route.pattern) else "none",))
+            files = [{"format": "csv", "list": each.prefix} for each in route.callback.page.lists]
+            wrong |= {(url, str(file)): code for file in files if (code := client.get(url, file).status_code) != 404}
+    assert wrong == {}

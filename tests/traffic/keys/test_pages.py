@@ -14,6 +14,7 @@ from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.keys.models import ApplicationKey, KeyPolicy
+from traffic.keys.pages.data import usage_rows
 from traffic.keys.services import key_create, key_revoke
 from traffic.routing.models import IngressReport
 from traffic.routing.services.ingresses import ingress_create
@@ -31,6 +32,15 @@ def act(key: ApplicationKey, action: str, **form: str) -> tuple[int, str]:
     """Posts the action and follows; returns the status and text of the last response."""
     response = signed_in().post(f"/keys/{key.prefix}/ask/{action}/", form, follow=True)
     return response.status_code, response.text
+
+
+def test_the_newest_hours_are_found_however_old_they_are() -> None:
+    now = clock.now().replace(minute=0, second=0, microsecond=0)
+    for back in (1, 24 * 20, *range(24 * 3, 24 * 3 + 46)):
+        UsageHour.objects.create(tenant="rufus", key="0a0a", hour=now - timedelta(hours=back), arrived=back)
+    assert [row["arrived"] for row in usage_rows(now, tenant="rufus")] == [1, *range(72, 118), 480]
+    UsageHour.objects.create(tenant="rufus", key="0a0a", hour=now, arrived=0)
+    assert [row["arrived"] for row in usage_rows(now, key="0a0a")] == [0, 1, *range(72, 118)]
 
 
 def test_the_list_shows_keys_with_their_usage() -> None:

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, time
+from datetime import UTC, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -24,6 +24,7 @@ from traffic.routing.models import Ingress
 from traffic.tenants.models import GrantUse, TenantGrant, TenantWebhook
 from traffic.usage.models import COUNTS, Budget, UsageHour
 from traffic.usage.planning.counting import BudgetUnit, month_of
+from traffic.usage.planning.figures import HOURS_KEPT
 from traffic.usage.selectors.budgets import BudgetView, budget_views
 
 KEYS_SHOWN = 100
@@ -227,12 +228,18 @@ def key_use(key: ApplicationKey) -> KeyUse | None:
     return KeyUse(url, model, snippets(url, request, has_key=True))
 
 
-def usage_rows(*, key: str = "", tenant: str = "") -> tuple[dict[str, Any], ...]:
-    """Returns the newest hours of a key, or of a tenant with all its keys: `hour` and the sums of all counters."""
+def usage_rows(now: datetime, *, key: str = "", tenant: str = "") -> tuple[dict[str, Any], ...]:
+    """Returns the newest hours of a key, or of a tenant with all its keys: `hour` and the sums of all counters. Older
+    hours are read only if the last days have too few, because a large tenant has thousands of rows a day."""
     hours = UsageHour.objects.filter(key=key) if key else UsageHour.objects.filter(tenant=tenant)
     sums = {name: Sum(name) for name in (*COUNTS, "charged")}
-    rows: Iterable[Any] = hours.order_by().values("hour").annotate(**sums).order_by("-hour")[:HOURS_SHOWN]
-    return tuple(rows)
+    rows: tuple[Any, ...] = ()
+    for back in (timedelta(hours=HOURS_SHOWN), timedelta(days=7), HOURS_KEPT + timedelta(days=1)):
+        recent = hours.filter(hour__gt=now - back).order_by().values("hour").annotate(**sums)
+        rows = tuple(recent.order_by("-hour")[:HOURS_SHOWN])
+        if len(rows) == HOURS_SHOWN:
+            break
+    return rows
 
 
 def policy_view(now: datetime) -> PolicyView:

@@ -83,7 +83,7 @@ def tenant_view(opened: Opened, now: datetime, request: str = "") -> TenantView:
         day=day,
         budgets=tuple(budget_views(now, own)),
         keys=tuple(KeyRow(row, row.state_at(now)) for row in keys),
-        hours=usage_rows(tenant=tenant),
+        hours=usage_rows(now, tenant=tenant),
         request=request,
         failed=tuple(failed_requests_of(now, tenant=tenant, request=request)[:FAILED_SHOWN]),
         use=key_use(key) if key else None,

@@ -111,7 +111,7 @@ def _use(request: PageRequest) -> KeyUse | None:
 
 
 def _key_usage(request: PageRequest) -> tuple[dict[str, Any], ...]:
-    return usage_rows(key=request.once(_key_detail).row.key.prefix)
+    return usage_rows(request.now, key=request.once(_key_detail).row.key.prefix)
 
 
 def _key_failed(request: PageRequest) -> tuple[RequestSample, ...]:
@@ -129,7 +129,7 @@ def _tenant_chart(request: PageRequest) -> tuple[Chart, ...]:
 
 
 def _tenant_usage(request: PageRequest) -> tuple[dict[str, Any], ...]:
-    return usage_rows(tenant=request.once(_key_detail).row.key.tenant)
+    return usage_rows(request.now, tenant=request.once(_key_detail).row.key.tenant)
 
 
 KEYS = Page(
