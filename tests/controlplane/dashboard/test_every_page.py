@@ -4,6 +4,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.urls import resolve, reverse
 
+from controlplane.dashboard.fragments import Page
 from controlplane.dashboard.urls import urlpatterns
 from fleet.faults.models import Incident
 from fleet.rollouts.models import Rollout
@@ -55,10 +56,12 @@ def test_a_page_about_a_numbered_thing_takes_as_many_queries_in_a_larger_fleet(k
 @pytest.mark.slow
 @pytest.mark.django_db
 def test_an_object_that_does_not_exist_has_no_file() -> None:
-    client, wrong = signed_in(), {}
+    client = signed_in()
+    wrong: dict[tuple[str, str], int] = {}
     for name, route in PAGES.items():
         if "<" in str(route.pattern):
             url = reverse(name, args=("none@1" if "version:" in str(route.pattern) else "none",))
-            files = [{"format": "csv", "list": each.prefix} for each in route.callback.page.lists]
+            page: Page = vars(route.callback)["page"]
+            files = [{"format": "csv", "list": each.prefix} for each in page.lists]
             wrong |= {(url, str(file)): code for file in files if (code := client.get(url, file).status_code) != 404}
     assert wrong == {}
