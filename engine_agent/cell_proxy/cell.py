@@ -28,8 +28,11 @@ from engine_agent.cell_proxy.upstream import EnginePool
 from engine_agent.protocol.ingress_messages import cell_server_name
 from engine_agent.protocol.load_messages import CellWork, EngineLoad, SpeculationLoad, TokenCheck
 from engine_agent.protocol.local_servers import StateWatch, state_name
-from engine_agent.protocol.proxy_messages import Pairs
+from engine_agent.protocol.proxy_messages import LOAD_VERSION, MAX_INGRESSES, CellLoad, Pairs
 from engine_agent.protocol.states import CellRole, Phase, ServingClass
+
+UNCOUNTED = "~"
+"""The ingress of requests that are only in the total. No ingress can have this name."""
 
 
 class InFlight(Protocol):
@@ -58,11 +61,13 @@ class Cell:
         )
         self.spans = SpanExporter(settings.traces, {"switchyard.cell": settings.cell}) if settings.traces else None
         self.in_flight: set[InFlight] = set()
+        self._of_ingresses: dict[str, int] = {}
+        """Requests in flight by the ingress that sent them, without those at 0."""
         self.sequences = 0
         """Sequences in flight: at `max_concurrency` the engine has no free slot."""
         self.weight = 0
         """Their weight in admission (`admission.weight_of`)."""
-        self._counted: dict[InFlight, tuple[int, int]] = {}
+        self._counted: dict[InFlight, tuple[int, int, str]] = {}
         self.settlements: set[asyncio.Task[None]] = set()
         """Requests that have ended, and whose tokens are being queried."""
         self.token_check: TokenCheck | None = None
@@ -138,7 +143,7 @@ class Cell:
         weight, others = admission.weight_of(sequences, limit), self.weight - 1
         if weight > 1 and others + weight > limit:
             return refusals.class_full(serving_class, others, limit)
-        self._counted[request] = (weight, sequences)
+        self._counted[request] = (weight, sequences, self._counted[request][2])
         self.weight += weight - 1
         self.sequences += sequences - 1
         self.batch.weigh(request, sequences)
@@ -172,6 +177,19 @@ class Cell:
         health, state = self.health.report(now), self._state_name()
         return ProxyStatus(health, load, self.phase, in_flight, state, self.handovers.pairs.name)
 
+    def load_for(self, ingress: str) -> CellLoad:
+        """The load for the ingresses, which share this cell (`engine_agent.ingress.steering`)."""
+        engine = self.engine_load()
+        return CellLoad(
+            version=LOAD_VERSION,
+            server=self.server_name,
+            own=self._of_ingresses.get(ingress, 0),
+            in_flight=len(self.in_flight),
+            waiting=max(0, self.sequences - self.settings.max_concurrency),
+            running=engine.running if engine else 0,
+            kv_percent=engine.kv_percent if engine else None,
+        )
+
     def engine_load(self) -> EngineLoad | None:
         """The engine's last reading. Without requests in flight its batch is empty."""
         if self.engine is None or self.in_flight:
@@ -204,11 +222,15 @@ class Cell:
                 break
         return self.health.ok
 
-    def enter(self, request: InFlight) -> None:
+    def enter(self, request: InFlight, ingress: str = "") -> None:
         if not self.in_flight:
             self._busy_since = monotonic()
         self.in_flight.add(request)
-        self._counted[request] = (1, 1)
+        if ingress in self._of_ingresses or len(self._of_ingresses) < MAX_INGRESSES:
+            self._of_ingresses[ingress] = self._of_ingresses.get(ingress, 0) + 1
+        else:
+            ingress = UNCOUNTED
+        self._counted[request] = (1, 1, ingress)
         self.weight += 1
         self.sequences += 1
         self.idle.clear()
@@ -218,7 +240,11 @@ class Cell:
         if request in self.in_flight and len(self.in_flight) == 1:
             self._busy_s += monotonic() - self._busy_since
         self.in_flight.discard(request)
-        weight, sequences = self._counted.pop(request, (0, 0))
+        weight, sequences, ingress = self._counted.pop(request, (0, 0, UNCOUNTED))
+        if ingress in self._of_ingresses:
+            self._of_ingresses[ingress] -= 1
+            if not self._of_ingresses[ingress]:
+                del self._of_ingresses[ingress]
         self.weight -= weight
         self.sequences -= sequences
         self.batch.leave(request)

@@ -14,14 +14,14 @@ from engine_agent.cell_proxy.admission import SERVER_HEADER
 from engine_agent.cell_proxy.api_paths import CELL_PATHS, form_of
 from engine_agent.cell_proxy.cell import Cell
 from engine_agent.cell_proxy.downstream import ClientConnection, Responder, contained, contained_task
-from engine_agent.cell_proxy.exchange import Exchange
+from engine_agent.cell_proxy.exchange import Exchange, ingress_of
 from engine_agent.cell_proxy.exposition import exposition
 from engine_agent.cell_proxy.prefill import HANDOVER_HEADER
 from engine_agent.cell_proxy.prefill_exchange import PrefillExchange
 from engine_agent.cell_proxy.refusal import Refusal
 from engine_agent.cell_proxy.wire import LocalResponse, RequestHead, refusal_response, response_bytes
 from engine_agent.protocol.metrics import CONTENT_TYPE
-from engine_agent.protocol.proxy_messages import PREFIXES_PATH, Pairs
+from engine_agent.protocol.proxy_messages import PREFIXES_PATH, HealthAnswer, Pairs
 from engine_agent.protocol.states import Phase
 
 _ENGINE_METHODS = {path: frozenset(map(str.encode, row.methods)) for path, row in CELL_PATHS.items()}
@@ -105,12 +105,12 @@ def respond_public(cell: Cell, head: RequestHead, client: ClientConnection) -> R
         return Exchange(cell, head, client)
     if (head.method, head.path) == (b"GET", PREFIXES_PATH.encode()):
         return LongPollAnswer(head, client, cell.cache.wait_for_change, cell.cache.answer)
-    return LocalExchange(head, client, partial(_handle_public, cell))
+    return LocalExchange(head, client, partial(_handle_public, cell, ingress_of(head, client)))
 
 
-def _handle_public(cell: Cell, head: RequestHead, body: bytes) -> LocalResponse:
+def _handle_public(cell: Cell, ingress: str, head: RequestHead, body: bytes) -> LocalResponse:
     if head.path == b"/healthz":
-        return _health(cell, dict(head.headers).get(SERVER_HEADER, b"").decode("latin-1"))
+        return _health(cell, dict(head.headers).get(SERVER_HEADER, b"").decode("latin-1"), ingress)
     form = form_of(head.path)
     if methods := _ENGINE_METHODS.get(head.path):
         allowed = ", ".join(sorted(method.decode() for method in methods))
@@ -118,16 +118,16 @@ def _handle_public(cell: Cell, head: RequestHead, body: bytes) -> LocalResponse:
     return refusal_response(Refusal(404, "unknown_url", "engines serve the paths of docs/api-applications.md alone"))
 
 
-def _health(cell: Cell, server: str) -> LocalResponse:
-    """HAProxy's health check of `server`: 200, 503 (down) or 404 (draining). A dead engine is down even while it
-    drains: it cannot finish any request."""
+def _health(cell: Cell, server: str, ingress: str) -> LocalResponse:
+    """The answer to HAProxy's health check of `server`, and to its agent: 200, 503 (down) or 404 (draining). A dead
+    engine is down even while it drains: it cannot finish any request. A healthy cell adds its load."""
     if server and server != cell.server_name:
         return refusal_response(refusals.other_start(server, cell.server_name))
     if not cell.health.ok:
         return refusal_response(refusals.engine_unhealthy(cell.health.reason))
     if cell.phase is not Phase.SERVE:
         return LocalResponse(404, refusal_response(refusals.draining(cell.phase)).body)
-    return LocalResponse(200, b'{"ok":true}')
+    return LocalResponse(200, msgspec.json.encode(HealthAnswer(ok=True, load=cell.load_for(ingress))))
 
 
 # --- the administration port ---

@@ -17,7 +17,7 @@ from engine_agent.cell_proxy.engine_errors import ErrorAnswer
 from engine_agent.cell_proxy.handovers import Handover
 from engine_agent.cell_proxy.prompt_limit import why_prompt_is_refused
 from engine_agent.cell_proxy.refusal import RETRY_HEADER, Refusal
-from engine_agent.cell_proxy.request_record import CLIENT_GONE_STATUS, RequestOutcome, RequestRecord
+from engine_agent.cell_proxy.request_record import CLIENT_GONE_STATUS, MAX_NAME_CHARS, RequestOutcome, RequestRecord
 from engine_agent.cell_proxy.rewrite import Upload, prepare
 from engine_agent.cell_proxy.upstream import EngineConnection, UpstreamFault
 from engine_agent.cell_proxy.usage_reader import is_error_event
@@ -32,7 +32,15 @@ from engine_agent.cell_proxy.wire import (
     response_bytes,
     response_head,
 )
+from engine_agent.protocol.proxy_messages import INGRESS_HEADER
 from engine_agent.protocol.states import ServingClass
+
+
+def ingress_of(head: RequestHead, client: ClientConnection) -> str:
+    """The ingress that sent the request: by its certificate, or on a plain link by its header. Empty: unknown."""
+    if client.peer is not None:
+        return client.peer.ingress
+    return dict(head.headers).get(INGRESS_HEADER, b"")[:MAX_NAME_CHARS].decode("latin-1")
 
 
 class Exchange:
@@ -46,8 +54,8 @@ class Exchange:
         self._error_form = form_of(head.path)
         self._error: ErrorAnswer | None = None
         self._upload = Upload(head, self._limits.repeat_limit_bytes)
-        ingress = client.peer.ingress if client.peer is not None else ""
-        self._record = RequestRecord(cell, head, self._upload, ingress)
+        self._ingress = ingress_of(head, client)
+        self._record = RequestRecord(cell, head, self._upload, client.peer.ingress if client.peer else "")
         self._connection: EngineConnection | None = None
         self._handover: Handover | None = None
         self._task: asyncio.Task[None] | None = None
@@ -139,7 +147,7 @@ class Exchange:
         if refusal is not None:
             self._fail(refusal, RequestOutcome.REFUSED)
             return
-        self._cell.enter(self)
+        self._cell.enter(self, self._ingress)
         if self._is_batch:
             self._cell.batch.join(self)
         self._record.admit()

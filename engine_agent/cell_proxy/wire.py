@@ -7,7 +7,7 @@ from http import HTTPStatus
 
 from engine_agent.cell_proxy.refusal import ERROR_HEADER, RETRY_AFTER_S, RETRY_HEADER, Refusal, error_body
 from engine_agent.protocol.api_surface import ErrorForm
-from engine_agent.protocol.proxy_messages import EXCHANGE_HEADER
+from engine_agent.protocol.proxy_messages import EXCHANGE_HEADER, INGRESS_HEADER
 
 Headers = list[tuple[bytes, bytes]]
 """Names in lower case, in order of arrival."""
@@ -36,6 +36,7 @@ _FOR_THE_CELL = {
     b"x-switchyard-handover",
     EXCHANGE_HEADER,
     b"x-switchyard-hop",
+    INGRESS_HEADER,
     b"x-switchyard-key",
     b"x-switchyard-limits",
     b"x-switchyard-model",

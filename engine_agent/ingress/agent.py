@@ -23,6 +23,7 @@ from engine_agent.ingress.grpc_process import GrpcProcess
 from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
 from engine_agent.ingress.hold_socket import HoldSocket
 from engine_agent.ingress.key_map import KEYS_MAP
+from engine_agent.ingress.load_feed import LoadFeed
 from engine_agent.ingress.report import (
     KEY_COUNTS_COMMAND,
     KeyCounting,
@@ -99,6 +100,7 @@ class IngressAgent:
         self.caches = CacheFeed(
             settings.state_dir, settings.worker_account, identity.client_context if identity else None
         )
+        self.loads = LoadFeed(settings.ingress_id, self.serving, identity.client_context if identity else None)
         self._reported: IngressObserved | None = None
         self._reported_holding: frozenset[str] = frozenset()
         self._report_due_s = 0.0
@@ -128,6 +130,7 @@ class IngressAgent:
             group.create_task(self.access_log.carry())
             group.create_task(self._hold_socket.listen())
             group.create_task(self.caches.run())
+            group.create_task(self.loads.run())
             for parser in self.body_parsers:
                 group.create_task(self._supervise_parser(parser))
             group.create_task(self._supervise_serving(send, send_requests))
@@ -167,6 +170,7 @@ class IngressAgent:
             if self._pending_table is not None and self._may_accept():
                 await self._accept(self._pending_table)
             self.caches.follow(_cells_by_cache(self._desired or EMPTY_DESIRED))
+            self.loads.follow(self._desired or EMPTY_DESIRED)
             await self._pass(self._desired)
             self.grpc.reconcile(self._desired)
             await self._count_keys()
@@ -305,7 +309,7 @@ class IngressAgent:
         return IngressReport(
             seq=0,
             observed=observed,
-            cells=cell_traffic(self.serving.running, desired),
+            cells=cell_traffic(self.serving.running, desired, self.serving.steered),
             changes=change_counts(self.serving),
             telemetry=telemetry(
                 self.serving.running, desired, self._key_counting.report(now_s), self._refusals.report(now_s)

@@ -50,6 +50,10 @@ class CellAddress:
     port: int
     tls_name: str = ""
 
+    def url(self, path: str) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.tls_name else 'http'}://{host}:{self.port}{path}"
+
 
 class CellPrefixes:
     """The known list of one cell."""
@@ -193,9 +197,7 @@ class CacheFeed:
     async def _poll(self, name: str, address: CellAddress) -> None:
         prefixes = self._lists[name]
         client = HttpClient(self._context if address.tls_name else None, address.tls_name)
-        host = f"[{address.host}]" if ":" in address.host else address.host
-        scheme = "https" if address.tls_name else "http"
-        url = f"{scheme}://{host}:{address.port}{PREFIXES_PATH}"
+        url = address.url(PREFIXES_PATH)
         try:
             while True:
                 try:

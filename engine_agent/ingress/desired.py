@@ -148,6 +148,8 @@ class DesiredHaproxy:
     fleet: str = ""
     features: Features = Features()
     applications: Applications = field(default_factory=Applications)
+    ingresses: tuple[str, ...] = ()
+    """The ingresses that share the cells of its region; empty: unknown."""
     left_out: tuple[str, ...] = ()
     """Parts of the table that are not carried out, with reasons."""
 
@@ -187,6 +189,7 @@ def desired_from(table: RoutingTable, fleet: str = "") -> DesiredHaproxy:
         retry_after_s=table.retry_after_s,
         fleet=fleet,
         features=_features(table),
+        ingresses=table.ingresses,
         left_out=tuple(left_out),
     )
 

@@ -56,7 +56,9 @@ local function load_of(txn, backend, cell)
     local server = core.backends[backend].servers[cell.name]
     if not server or server:is_draining() or drains_itself(backend, cell, server) then return end
     local running = server:get_cur_sess()
-    if running < cell.limit and txn.f:srv_is_up(backend .. "/" .. cell.name) then return running / cell.limit end
+    -- The ingresses of a region share the cell's places, so the server's limit can be below the table's.
+    local limit = math.min(cell.limit, server:get_maxconn())
+    if running < limit and txn.f:srv_is_up(backend .. "/" .. cell.name) then return running / cell.limit end
 end
 
 local function least_loaded(txn, backend, pool)

@@ -5,10 +5,12 @@ request; before a reload as well, because the old worker continues with its queu
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from engine_agent.ingress.desired import DesiredHaproxy, Server, ServerKey
 from engine_agent.ingress.key_map import CONTENT_ENTRY
 from engine_agent.ingress.running import RunningHaproxy, RunningServer
+from engine_agent.ingress.steering import Steered
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +79,20 @@ class RemoveServer:
     reason: str
 
 
+NOT_STEERED: Mapping[ServerKey, Steered | None] = MappingProxyType({})
+
 Step = Reload | AddServer | DrainServer | ReadyServer | SetServerLimit | SetServerWeight | ReplaceMap | RemoveServer
 
 
-def plan_steps(running: RunningHaproxy, desired: DesiredHaproxy, structure: str) -> tuple[Step, ...]:
+def plan_steps(
+    running: RunningHaproxy,
+    desired: DesiredHaproxy,
+    structure: str,
+    steered: Mapping[ServerKey, Steered | None] = NOT_STEERED,
+) -> tuple[Step, ...]:
     """The steps from `running` to `desired`, whose structure digest is `structure`. New cells come before the maps that
-    lead to them, and old ones go last."""
+    lead to them, and old ones go last. `steered` servers have another limit and weight than `desired` states; None:
+    they are being changed now."""
     there = {(server.backend, server.name): server for server in running.servers}
     wanted = {(server.backend, server.name): server for server in desired.servers}
     if reason := _reason_to_reload(running.structure, structure, there, wanted):
@@ -92,6 +102,7 @@ def plan_steps(running: RunningHaproxy, desired: DesiredHaproxy, structure: str)
     for key, server in wanted.items():
         if key in there:
             steps += _adjust(there[key], server)
+            steps += _steer(there[key], server, steered.get(key, Steered(server.weight, server.max_connections)))
     steps += _replace_maps(running, desired)
     for key, left in there.items():
         if key not in wanted:
@@ -126,12 +137,18 @@ def _adjust(there: RunningServer, wanted: Server) -> Iterable[Step]:
         yield ReadyServer(backend, name, "the table serves it, and it is in maintenance")
     elif not wanted.drain and there.draining:
         yield ReadyServer(backend, name, "the table serves it")
-    if there.max_connections != wanted.max_connections:
-        reason = f"limit is {there.max_connections}, should be {wanted.max_connections}"
-        yield SetServerLimit(backend, name, wanted.max_connections, reason)
-    if there.weight != wanted.weight:
-        reason = f"weight is {there.weight}, should be {wanted.weight}"
-        yield SetServerWeight(backend, name, wanted.weight, reason)
+
+
+def _steer(there: RunningServer, wanted: Server, steered: Steered | None) -> Iterable[Step]:
+    if steered is None:
+        return
+    backend, name = wanted.backend, wanted.name
+    if there.max_connections != steered.limit:
+        reason = f"limit is {there.max_connections}, should be {steered.limit}"
+        yield SetServerLimit(backend, name, steered.limit, reason)
+    if there.weight != steered.weight:
+        reason = f"weight is {there.weight}, should be {steered.weight}"
+        yield SetServerWeight(backend, name, steered.weight, reason)
 
 
 def _replace_maps(running: RunningHaproxy, desired: DesiredHaproxy) -> Iterable[Step]:

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 import msgspec
 
-from engine_agent.ingress.desired import DesiredHaproxy, region_of
+from engine_agent.ingress.desired import DesiredHaproxy, ServerKey, region_of
 from engine_agent.ingress.running import CellView, RunningBackend, RunningHaproxy
+from engine_agent.ingress.steering import Steered
 from engine_agent.ingress.supervisor import HaproxySupervisor
 from engine_agent.protocol.ingress_messages import (
     CellTraffic,
@@ -113,14 +114,19 @@ def holding(running: RunningHaproxy | None) -> frozenset[str]:
     return frozenset(backend.name for backend in running.backends if backend.holds) if running else frozenset()
 
 
-def cell_traffic(running: RunningHaproxy | None, desired: DesiredHaproxy) -> dict[str, CellTraffic]:
+def cell_traffic(
+    running: RunningHaproxy | None, desired: DesiredHaproxy, steered: Mapping[ServerKey, Steered]
+) -> dict[str, CellTraffic]:
     cell_of = {(server.backend, server.name): server.cell for server in desired.servers if server.cell}
     servers = running.servers if running else ()
-    return {
-        cell_of[server.backend, server.name]: msgspec.convert(server, CellTraffic, from_attributes=True)
-        for server in servers
-        if (server.backend, server.name) in cell_of
-    }
+    traffic = {}
+    for server in servers:
+        key = (server.backend, server.name)
+        if key in cell_of:
+            counted = msgspec.convert(server, CellTraffic, from_attributes=True)
+            why = steered[key].why if key in steered else ""
+            traffic[cell_of[key]] = msgspec.structs.replace(counted, why=why) if why else counted
+    return traffic
 
 
 def change_counts(serving: HaproxySupervisor) -> IngressChanges:

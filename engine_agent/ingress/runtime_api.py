@@ -21,12 +21,16 @@ from engine_agent.ingress.plan import (
 )
 from engine_agent.ingress.running import RunningHaproxy, read_running
 from engine_agent.ingress.settings import Times
+from engine_agent.ingress.steering import Steered
 
 SHOW_STATS = "show stat -1 6 -1"
 """All proxies (-1), types backend (2) and server (4), all server ids (-1): HAProxy management guide, `show stat`."""
 MAP_VALUE = re.compile(r'found=yes\b.{0,1000}\bvalue="([^"]*)"')
 BYTES_PER_COMMAND = 16 * 1024
 """Of map entries in one command, far below HAProxy's buffer. A single entry can be longer."""
+
+COMMANDS_PER_WRITE = 100
+"""About 8 KiB, half of HAProxy's buffer."""
 
 
 async def read_worker(admin: CommandSocket, map_names: Iterable[str]) -> RunningHaproxy:
@@ -78,6 +82,17 @@ async def take_back_requests(server: ServerKey, admin: CommandSocket) -> None:
     """Closes this server's connections: requests whose answer has not begun are tried elsewhere, and clients of the
     others are disconnected."""
     await admin.execute("shutdown sessions server {}/{}".format(*server))
+
+
+async def steer_servers(changes: Mapping[ServerKey, Steered], admin: CommandSocket) -> None:
+    """Sets limits and weights of several servers. Raises CommandRefused if HAProxy refused any, such as that of a
+    server that does not exist yet; the others of the same write are set."""
+    commands = []
+    for (backend, name), steered in changes.items():
+        commands.append(f"set maxconn server {backend}/{name} {steered.limit}")
+        commands.append(f"set server {backend}/{name} weight {steered.weight}")
+    for at in range(0, len(commands), COMMANDS_PER_WRITE):
+        await admin.execute("; ".join(commands[at : at + COMMANDS_PER_WRITE]))
 
 
 async def _add_server(server: Server, admin: CommandSocket, times: Times) -> None:

@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from engine_agent.ingress.command_socket import CommandRefused, Unreachable
-from engine_agent.ingress.desired import DesiredHaproxy
+from engine_agent.ingress.desired import DesiredHaproxy, ServerKey
 from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess, StartFailed
 from engine_agent.ingress.plan import Reload, RemoveServer, Step, plan_steps
 from engine_agent.ingress.running import RunningHaproxy, UnexpectedOutput, was_idle
 from engine_agent.ingress.runtime_api import apply_step, read_worker
 from engine_agent.ingress.settings import Times
+from engine_agent.ingress.steering import Steered
 from engine_agent.node.connection import ConnectionSettings, backoff_s
 from engine_agent.protocol.watchdog import AwakeClock, Watchdog
 
@@ -76,6 +77,8 @@ class HaproxySupervisor:
         self._in_force: DesiredHaproxy | None = None
         self.process = process
         self.running: RunningHaproxy | None = None
+        self.steered: dict[ServerKey, Steered] = {}
+        """Limits and weights that replace those of the desired state."""
         self.problem = ""
         self.applied_total = 0
         self.reloads_total = 0
@@ -149,11 +152,14 @@ class HaproxySupervisor:
 
     async def _converge(self, desired: DesiredHaproxy | None) -> None:
         map_names = desired.maps if desired else ()
+        steered = dict(self.steered)
         before, self.running = self.running, await self._read_worker(map_names)
         self._is_idle = before is not None and was_idle(before, self.running)
         if desired is None:
             return
-        steps = plan_steps(self.running, desired, self._structure(desired))
+        # What was changed while HAProxy was read is not compared with the reading.
+        known = {key: now if now is steered.get(key) else None for key, now in self.steered.items()}
+        steps = plan_steps(self.running, desired, self._structure(desired), known)
         for step in steps:
             await self._apply(step, desired)
         if steps:

@@ -33,10 +33,12 @@ class _Connection:
 
 class HttpClient:
     """Keeps idle connections: as many per address as requests ran there concurrently. `context`: for `https`, whose
-    server must have a certificate for `server_name`."""
+    server must have a certificate for `server_name`. `headers`: lines that every request has."""
 
-    def __init__(self, context: Callable[[], ssl.SSLContext] | None = None, server_name: str = "") -> None:
-        self._context, self._server_name = context, server_name
+    def __init__(
+        self, context: Callable[[], ssl.SSLContext] | None = None, server_name: str = "", headers: tuple[str, ...] = ()
+    ) -> None:
+        self._context, self._server_name, self._headers = context, server_name, headers
         self._idle: defaultdict[str, list[_Connection]] = defaultdict(list)
 
     async def request(self, method: str, url: str, *, timeout_s: float, body: bytes = b"") -> HttpResponse:
@@ -72,7 +74,7 @@ class HttpClient:
 
     async def _exchange(self, connection: _Connection, method: str, url: SplitResult, body: bytes) -> HttpResponse:
         target = (url.path or "/") + (f"?{url.query}" if url.query else "")
-        head = [f"{method} {target} HTTP/1.1", f"Host: {url.netloc}"]
+        head = [f"{method} {target} HTTP/1.1", f"Host: {url.netloc}", *self._headers]
         if body:
             head += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
         is_reusable = False

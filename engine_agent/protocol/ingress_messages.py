@@ -36,7 +36,8 @@ class IngressObserved(Struct, frozen=True):
 class CellTraffic(Struct, frozen=True, omit_defaults=True):
     """The traffic of an ingress to one cell. `…_total` count since the start of HAProxy's worker. `errors_total` are
     broken connections and answers, `failures_total` answers of 5xx, `retries_total` further attempts for requests
-    without an answer, `redispatches_total` requests that moved to another cell."""
+    without an answer, `redispatches_total` requests that moved to another cell. `weight` and `max_connections` are
+    those in force; `why` states the load that they follow from, empty if they are the routing table's."""
 
     in_flight: Count = 0
     queued: Count = 0
@@ -49,6 +50,9 @@ class CellTraffic(Struct, frozen=True, omit_defaults=True):
     bytes_in_total: Count = 0
     bytes_out_total: Count = 0
     reason: str = ""
+    weight: Count = 0
+    max_connections: Count = 0
+    why: str = ""
 
 
 class IngressChanges(Struct, frozen=True):
@@ -269,7 +273,8 @@ class RoutingTable(Struct, frozen=True, tag="routing_table"):
     `keys_required`: requests without a key are rejected. `tenants_over_quota`: keys of these tenants are rejected,
     because their budget is used up; `keys_over_quota`: the same for single keys, by prefix. `hop_secrets` prove to
     another region's ingress that a request comes from this fleet: the first one signs, both are accepted. Without a
-    secret no request leaves its region. `grpc`: the ingresses also serve gRPC."""
+    secret no request leaves its region. `grpc`: the ingresses also serve gRPC. `ingresses` of this region share its
+    cells; fewer than two: nothing is shared."""
 
     revision: int
     region: str
@@ -283,6 +288,7 @@ class RoutingTable(Struct, frozen=True, tag="routing_table"):
     max_body_bytes: int = MAX_BODY_BYTES
     retry_after_s: int = 5
     grpc: bool = False
+    ingresses: tuple[str, ...] = ()
 
 
 class ServerCertificate(Struct, frozen=True):

@@ -1,16 +1,16 @@
 """Messages of a cell proxy: from its agent (which cells it pairs with), from its engine (tokens of a request, changes
-of the prefix cache) and to ingresses (prefixes in the cache). Forms and limits only: docs/design/applications.md
-(token counts) and docs/design/ingress.md (exact prefix routing).
+of the prefix cache) and to ingresses (its load, prefixes in the cache). Forms and limits only:
+docs/design/applications.md (token counts) and docs/design/ingress.md (shared load, exact prefix routing).
 
 Engines list blocks: hashes of tokens and of all tokens before them. Ingresses do not tokenize, so proxies list prefixes
 for them: hashes of the text at the start of requests, as the ingress computed them. Neither list contains text, and
 applications cannot read either."""
 
 import zlib
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
-from msgspec import Struct, json
+from msgspec import Meta, Struct, json
 
 from engine_agent.protocol.messages import PREFILL_FROM_TOKENS, Assignment, PrefillCell
 from engine_agent.protocol.states import CellRole
@@ -119,6 +119,64 @@ class BlockChanges(Struct, frozen=True, array_like=True):
     is_whole: bool
     block_tokens: int
     events: tuple[BlockEvent, ...]
+
+
+LOAD_VERSION: Final = 1
+"""Of `CellLoad`. It rises when a member changes its meaning; an ingress ignores the load of another version."""
+MAX_HEALTH_BYTES: Final = 1024
+"""Of the answer to an ingress's health query."""
+INGRESS_HEADER: Final = b"x-switchyard-ingress"
+"""On requests to a cell: the ingress that sends them. Over TLS the certificate names it."""
+MAX_INGRESSES: Final = 64
+"""Ingresses whose requests a cell counts separately. Requests of further ones count in its total only."""
+_Number = Annotated[int, Meta(ge=0, le=1_000_000)]
+
+
+class CellLoad(Struct, frozen=True, forbid_unknown_fields=True):
+    """The load of one start of a cell in the answer to a health query. `server`: its name on the request path. `own` of
+    the `in_flight` requests are of the ingress that asks. `waiting`: sequences above its concurrency, which wait in its
+    engine. `kv_percent`: use of its KV cache by `running` sequences, at most 10 s ago; None if unknown."""
+
+    version: _Number
+    server: Annotated[str, Meta(max_length=200)]
+    own: _Number
+    in_flight: _Number
+    waiting: _Number = 0
+    running: _Number = 0
+    kv_percent: Annotated[float, Meta(ge=0, le=100)] | None = None
+
+
+class HealthAnswer(Struct, frozen=True):
+    """The body of a healthy cell's answer to `GET /healthz`."""
+
+    ok: bool
+    load: CellLoad | None = None
+
+
+class BadLoad(ValueError):
+    """An answer without a usable load."""
+
+
+def decode_load(body: bytes) -> CellLoad | None:
+    """The load in the answer to a health query; None if it has none, or one of another version. Raises BadLoad for
+    anything else."""
+    if len(body) > MAX_HEALTH_BYTES:
+        raise BadLoad(f"{len(body)} bytes; a health answer has {MAX_HEALTH_BYTES} at most")
+    try:
+        load = msgspec.json.decode(body, type=_Versioned).load
+        if load is None or load.version != LOAD_VERSION:
+            return None
+        return msgspec.json.decode(body, type=HealthAnswer).load
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadLoad(f"not the load of a cell: {error}") from None
+
+
+class _Version(Struct, frozen=True):
+    version: int
+
+
+class _Versioned(Struct, frozen=True):
+    load: _Version | None = None
 
 
 class PrefixChanges(Struct, frozen=True, array_like=True):

@@ -23,6 +23,12 @@ CELL_COUNTERS = {
     "retries_total": "Further attempts for requests without an answer.",
     "redispatches_total": "Requests that moved to another cell.",
 }
+CELL_GAUGES = {
+    "in_flight": "Requests in flight.",
+    "queued": "Requests that wait.",
+    "weight": "Weight of the cell among those of its pool, in force.",
+    "max_connections": "Requests that the ingress may have at the cell, in force.",
+}
 POOL_HOLDS = {
     "held": ("gauge", "Requests that wait for a pool's first cell."),
     "held_total": ("counter", "Requests that had to wait for a pool's first cell."),
@@ -112,8 +118,8 @@ def _ingress(labels: Mapping[str, str], report: IngressReport) -> list[str]:
     lines += family("switchyard_ingress_cell_up", "gauge", "1 while the ingress sends requests to the cell.")
     for cell, view in sorted(report.observed.cells.items()):
         lines.append(sample("switchyard_ingress_cell_up", {**labels, "cell": cell}, int(view == UP)))
-    for name, kind, text in (("in_flight", "gauge", "Requests in flight."), ("queued", "gauge", "Requests that wait.")):
-        lines += family(f"switchyard_ingress_cell_{name}", kind, text)
+    for name, text in CELL_GAUGES.items():
+        lines += family(f"switchyard_ingress_cell_{name}", "gauge", text)
         for cell, traffic in sorted(report.cells.items()):
             lines.append(sample(f"switchyard_ingress_cell_{name}", {**labels, "cell": cell}, getattr(traffic, name)))
     for field, text in CELL_COUNTERS.items():

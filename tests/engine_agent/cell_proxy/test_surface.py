@@ -1,17 +1,24 @@
 """The paths and headers that a cell proxy passes to an engine, without those that would bypass the fleet; and errors in
 the format of the path."""
 
+import asyncio
 import json
 from dataclasses import replace
 from time import monotonic
 
 import pytest
 
+from engine_agent.cell_proxy.cell import Cell
+from engine_agent.cell_proxy.log import LineLog
+from engine_agent.cell_proxy.refusal import Refusal
+from engine_agent.cell_proxy.settings import ProxySettings
 from engine_agent.protocol.api_surface import CELL_PATHS
-from tests.engine_agent.cell_proxy.engine import STREAM_HEAD, Script, Turn, chunk
+from engine_agent.protocol.proxy_messages import LOAD_VERSION, MAX_INGRESSES, CellLoad, decode_load
+from tests.engine_agent.cell_proxy.engine import STREAM_HEAD, Script, Turn, answer_one_token, chunk
 from tests.engine_agent.cell_proxy.http_stream import Message, read_message, request
 from tests.engine_agent.cell_proxy.http_stream import ask as ask_port
 from tests.engine_agent.cell_proxy.local_proxy import LocalProxy, proxy_of
+from tests.engine_agent.fake_control_plane import eventually
 
 CHAT, MESSAGES = "/v1/chat/completions", "/v1/messages"
 asynchronous = pytest.mark.asyncio
@@ -255,3 +262,54 @@ async def test_a_request_for_this_start_is_served_and_the_engine_is_not_told() -
         (at_engine,) = proxy.engine.requests
         assert "x-switchyard-server" not in at_engine.headers
         assert (await ask_port(proxy.port, request("/healthz", x_switchyard_server="c-1-g1"))).status == 200
+
+
+@pytest.mark.asyncio
+async def test_the_health_answer_has_the_load_and_the_requests_of_the_ingress_that_asks() -> None:
+    held = asyncio.Event()
+
+    async def hold(turn: Turn) -> None:
+        await held.wait()
+        await answer_one_token(turn)
+
+    async with proxy_of(hold) as proxy:
+        writers = []
+        for ingress in ("i-a", "i-a", "i-b", ""):
+            _, writer = await proxy.send(request("/v1/completions", b"{}", x_switchyard_ingress=ingress))
+            writers.append(writer)
+        await eventually(lambda: len(proxy.engine.requests) == 4)
+        assert all("x-switchyard-ingress" not in each.headers for each in proxy.engine.requests)
+        loads = {}
+        for ingress in ("i-a", "i-b", "i-c"):
+            health = await ask_port(proxy.port, request("/healthz", x_switchyard_ingress=ingress))
+            loads[ingress] = decode_load(health.body)
+        assert loads["i-a"] == CellLoad(LOAD_VERSION, "c-1-g1", own=2, in_flight=4)
+        assert [load.own for load in loads.values() if load] == [2, 1, 0]
+        held.set()
+        await eventually(lambda: not proxy.cell.in_flight)
+        for writer in writers:
+            writer.close()
+        assert proxy.cell.load_for("i-a") == CellLoad(LOAD_VERSION, "c-1-g1", own=0, in_flight=0)
+
+
+def test_ingresses_beyond_the_limit_are_counted_in_the_total_only() -> None:
+    cell = Cell(
+        ProxySettings("n-1", "c-1", 1, "127.0.0.1", 0, 0, "127.0.0.1", 1, "tiny", 4), LineLog(1, requests=False)
+    )
+    requests = [_Request() for _ in range(2 * MAX_INGRESSES)]
+    for number, each in enumerate(requests):
+        cell.enter(each, f"i-{number}")
+    last = f"i-{len(requests) - 1}"
+    assert (cell.load_for("i-0").own, cell.load_for(last).own) == (1, 0)
+    assert (cell.load_for(last).in_flight, cell.load_for(last).waiting) == (len(requests), len(requests) - 4)
+    for each in requests:
+        cell.leave(each)
+    assert cell.load_for("i-0").own == 0
+    cell.enter(requests[0], last)
+    assert cell.load_for(last).own == 1
+
+
+class _Request:
+    def check(self, now: float) -> None: ...
+
+    def cut(self, refusal: Refusal) -> None: ...

@@ -17,7 +17,7 @@ from engine_agent.cell_proxy.prefix_index import PrefixIndex
 from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import CellEndpoint, cell_server_name
-from engine_agent.protocol.proxy_messages import PREFIXES_PATH
+from engine_agent.protocol.proxy_messages import PREFIXES_PATH, CellLoad, HealthAnswer
 from tests.engine_agent.tls import identity_of
 from tests.listening import stop_listening
 
@@ -70,6 +70,8 @@ class FakeCell:
         """The last event of a stream, which is no text."""
         self.headers = ""
         """Additional header lines of answers."""
+        self.load: CellLoad | None = None
+        """In answers to health queries; None: it reports none."""
         self.cache = PrefixIndex()
         """Its cached prefixes; unknown until its engine reports blocks."""
         self.release = asyncio.Event()
@@ -157,7 +159,9 @@ class FakeCell:
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
         if request.path == "/healthz":
             healthy = self.healthy and self._is_for_me(request)
-            _write_head(writer, 503 if not healthy else 404 if self.drains else 200, 0)
+            body = msgspec.json.encode(HealthAnswer(ok=True, load=self.load)) if self.load else b""
+            _write_head(writer, 503 if not healthy else 404 if self.drains else 200, len(body))
+            writer.write(body)
             return
         if request.path.startswith(PREFIXES_PATH):
             asked = dict(pair.split("=") for pair in request.path.partition("?")[2].split("&"))
@@ -181,7 +185,9 @@ class FakeCell:
             self.in_flight -= 1
 
     def _is_for_me(self, request: Request) -> bool:
-        return request.headers["x-switchyard-server"] == cell_server_name(self.name, self.generation)
+        """Agents that read the load name no start."""
+        own = cell_server_name(self.name, self.generation)
+        return request.headers.get("x-switchyard-server", own if request.method == "GET" else "") == own
 
     async def _generate(self, request: Request, writer: asyncio.StreamWriter) -> None:
         asked = request.json

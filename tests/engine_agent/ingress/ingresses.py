@@ -132,6 +132,7 @@ class RunningIngress:
         keys_required: bool = False,
         tenants_over_quota: tuple[str, ...] = (),
         grpc: bool = False,
+        ingresses: tuple[str, ...] = (),
     ) -> None:
         """Puts a table with these pools into force, and waits until every cell has a state."""
         self.revision += 1
@@ -148,6 +149,7 @@ class RunningIngress:
                 hop_secrets=self.hop_secrets,
                 retry_after_s=retry_after_s,
                 grpc=grpc,
+                ingresses=ingresses,
             )
         )
         await eventually(self._is_in_force, what=f"revision {self.revision} in force")

@@ -7,6 +7,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from msgspec import structs
 
 from engine_agent.ingress.desired import desired_from
 from engine_agent.ingress.report import cell_traffic, cell_views, telemetry
@@ -22,6 +23,7 @@ from engine_agent.ingress.running import (
     read_running,
     was_idle,
 )
+from engine_agent.ingress.steering import Steered
 from engine_agent.protocol.ingress_messages import CellTraffic, IngressTelemetry, PoolTraffic
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
@@ -162,9 +164,12 @@ def test_telemetry_counts_by_pool_and_cell() -> None:
 
 def test_every_cell_has_its_counters() -> None:
     counted = CellTraffic(3, 1, requests_total=20, errors_total=3, failures_total=5, retries_total=4, reason="L7OK")
+    counted = structs.replace(counted, weight=100, max_connections=8)
     desired = desired_from(TABLE)
-    assert cell_traffic(read(), desired) == {"c-1": counted}
-    assert cell_traffic(None, desired) == {}
+    assert cell_traffic(read(), desired, {}) == {"c-1": counted}
+    assert cell_traffic(None, desired, {}) == {}
+    steered = {("pool.chat", "c-1-g3"): Steered(100, 8, "it is full")}
+    assert cell_traffic(read(), desired, steered) == {"c-1": structs.replace(counted, why="it is full")}
 
 
 AFTER_S = 3.0

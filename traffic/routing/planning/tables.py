@@ -281,6 +281,18 @@ def describe_splits(before: tuple[Split, ...], after: tuple[Split, ...]) -> list
     return parts
 
 
+def sharing_ingresses(of_region: Sequence[str]) -> tuple[str, ...]:
+    """Returns the ingresses of a region that share its cells. A single one needs no reports of their load."""
+    return tuple(sorted(of_region)) if len(of_region) > 1 else ()
+
+
+def describe_ingresses(before: Sequence[str], after: Sequence[str]) -> list[str]:
+    """Returns a sentence if other ingresses share the region's cells."""
+    if tuple(before) == tuple(after):
+        return []
+    return [f"{len(after)} ingresses share its cells: {', '.join(after)}" if after else "one ingress has its cells"]
+
+
 def _pool_changes(name: str, old: Pool | None, new: Pool | None) -> list[str]:
     if new is None:
         return [f"{name} is no longer served"]

@@ -2,7 +2,7 @@
 for load tests. A publisher never replaces a table with one planned from older rows."""
 
 import logging
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -40,10 +40,12 @@ from traffic.routing.planning.tables import (
     ServedDeployment,
     Steering,
     describe_change,
+    describe_ingresses,
     describe_splits,
     keep_steering,
     plan_pools,
     plan_splits,
+    sharing_ingresses,
 )
 from traffic.routing.selectors import KnownTable, RoutingCache, UnreadableTable, following_ingresses
 from traffic.usage.models import UsageHour
@@ -75,7 +77,9 @@ def tables_publish(*, now: datetime, cache: RoutingCache | None = None, recorder
     published, changed = [], dict[str, bool]()
     planned: dict[str, tuple[_Wanted, _Wanted]] = {}
     if seen != known.published:
-        ingresses_of = Counter(ingress.region for ingress in ingresses)
+        ingresses_of: dict[str, list[str]] = defaultdict(list)
+        for ingress in sorted(ingresses, key=lambda ingress: ingress.id):
+            ingresses_of[ingress.region].append(ingress.id)
         splits = plan_splits(deployments, shared)
         for region, serves_grpc in regions.items():
             table = current.get(region)
@@ -83,7 +87,8 @@ def tables_publish(*, now: datetime, cache: RoutingCache | None = None, recorder
             pools = plan_pools(region, deployments, cells, ingresses, shared, holds)
             pools = keep_steering(pools, (before or _NOTHING).pools, unreadable)
             kept = _kept_splits(splits, before or _NOTHING, unreadable)
-            wanted = _Wanted(pools, kept, key_ring(standing, ingresses_of[region]), serves_grpc)
+            keys, sharing = key_ring(standing, len(ingresses_of[region])), sharing_ingresses(ingresses_of[region])
+            wanted = _Wanted(pools, kept, keys, serves_grpc, sharing)
             is_new = before != wanted and _publish_table(region, wanted, before or _NOTHING, table, now)
             planned[region] = before or _NOTHING, wanted
             if before != wanted:
@@ -149,6 +154,7 @@ class _Wanted:
     splits: tuple[Split, ...]
     keys: JsonObject
     grpc: bool = False
+    ingresses: tuple[str, ...] = ()
 
 
 _NOTHING = _Wanted((), (), {})
@@ -158,7 +164,8 @@ def _in_force(current: KnownTable | None) -> _Wanted | None:
     """Returns the content of a table, or None if it is missing or unreadable and must be replaced."""
     if current is None or current.message is None:
         return None
-    return _Wanted(current.message.pools, current.message.splits, current.keys, current.message.grpc)
+    message = current.message
+    return _Wanted(message.pools, message.splits, current.keys, message.grpc, message.ingresses)
 
 
 def _kept_splits(planned: tuple[Split, ...], before: _Wanted, unreadable: Container[str]) -> tuple[Split, ...]:
@@ -193,12 +200,14 @@ def _publish_table(region: str, wanted: _Wanted, before: _Wanted, current: Known
     changes = [describe_change(before.pools, wanted.pools)] if current is None or before.pools != wanted.pools else []
     changes += [*describe_splits(before.splits, wanted.splits), *describe_keys(before.keys, wanted.keys)]
     changes += [f"gRPC {'on' if wanted.grpc else 'off'}"] if before.grpc != wanted.grpc else []
+    changes += describe_ingresses(before.ingresses, wanted.ingresses)
     revision, reason = current.revision + 1 if current else 1, "; ".join(changes) or "the previous table is unreadable"
     body = {
         "pools": msgspec.to_builtins(wanted.pools),
         **({"splits": msgspec.to_builtins(wanted.splits)} if wanted.splits else {}),
         **({KEY_RING: wanted.keys} if wanted.keys else {}),
         **({"grpc": True} if wanted.grpc else {}),
+        **({"ingresses": list(wanted.ingresses)} if wanted.ingresses else {}),
     }
     try:
         _store_table(RoutingTable(region_id=region, revision=revision, body=body, reason=reason, created_at=now))

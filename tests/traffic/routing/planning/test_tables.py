@@ -16,9 +16,11 @@ from traffic.routing.planning.tables import (
     ServedDeployment,
     Steering,
     describe_change,
+    describe_ingresses,
     describe_splits,
     plan_pools,
     plan_splits,
+    sharing_ingresses,
 )
 
 GATES = [IngressAddress("i-east", "east", "127.0.0.1", 8080), IngressAddress("i-west", "west", "127.0.0.1", 8081)]
@@ -236,3 +238,11 @@ def test_what_changed_about_splits_is_said() -> None:
     assert describe_splits(before, after) == ["model chat: a 90.0%, b 10.0%", "model x: b 100.0%, chosen per request"]
     assert describe_splits(after, before)[-1] == "model x is no longer split"
     assert describe_splits(after, after) == []
+
+
+def test_ingresses_share_cells_when_there_are_several() -> None:
+    assert sharing_ingresses(["i-a"]) == sharing_ingresses([]) == ()
+    assert sharing_ingresses(["i-b", "i-a"]) == ("i-a", "i-b")
+    assert describe_ingresses(("i-a", "i-b"), ("i-a", "i-b")) == []
+    assert describe_ingresses((), ("i-a", "i-b")) == ["2 ingresses share its cells: i-a, i-b"]
+    assert describe_ingresses(("i-a", "i-b"), ()) == ["one ingress has its cells"]
