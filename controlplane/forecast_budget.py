@@ -1,6 +1,7 @@
 """How much time of this process forecasts may take: one at a time, each for a few seconds of a core and of the caller's
 time, and in a minute so many of a user and of all users together. A request that comes while there is none left is
-refused and told when to try again; a forecast that reaches its bound says how far it looked."""
+refused and told when to try again; a forecast that reaches its bound says how far it looked, and other work under the
+same bound is refused."""
 
 import threading
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from kernel.refusals import Busy
+from kernel.refusals import Busy, InvalidInput, ShareUsedUp
 
 Clock = Callable[[], float]
 
@@ -24,6 +25,8 @@ class ForecastLimits:
     of_user_s: float = 10.0
     of_all_s: float = 20.0
     window_s: float = 60.0
+    patience_s: float = 1.0
+    """How long a request waits while another forecast is made."""
 
 
 @dataclass
@@ -38,9 +41,9 @@ class ForecastBudget:
 
     @contextmanager
     def take(self, user: str) -> Iterator[Callable[[], bool]]:
-        """Gives a function that says whether there is time left. Raises Busy if another forecast runs, or the user or
-        all users together had their share of this minute."""
-        if not self._slot.acquire(blocking=False):
+        """Gives a function that says whether there is time left. Raises Busy if another forecast runs for longer than
+        `patience_s`, or all users together had their share of this minute; ShareUsedUp if the user had."""
+        if not self._slot.acquire(timeout=self.limits.patience_s):
             raise Busy("another forecast is being made; try again in a few seconds", self.limits.of_one_s)
         began_s = self.core_s()
         try:
@@ -59,10 +62,18 @@ class ForecastBudget:
         of_all_s = self.limits.of_all_s - sum(took_s for _, _, took_s in self._spent)
         left_s = min(of_user_s, of_all_s)
         if left_s <= 0:
-            whose = "you had" if of_user_s <= 0 else "all users together had"
             wait_s = self._spent[0][0] + self.limits.window_s - now
-            raise Busy(f"{whose} as many forecasts as there is time for in a minute; try again later", wait_s)
+            whose, refusal = ("you had", ShareUsedUp) if of_user_s <= 0 else ("all users together had", Busy)
+            raise refusal(f"{whose} as many forecasts as there is time for in a minute; try again later", wait_s)
         return left_s
+
+
+def require_time(has_time: Callable[[], bool], field: str, what: str) -> None:
+    """For work that is useless if it is incomplete. Raises InvalidInput, which names `what` took too long, once there
+    is no time left."""
+    if not has_time():
+        message = f"{what} takes longer than a request may ({FORECASTS.limits.of_one_s:.0f} s of a core); ask for less"
+        raise InvalidInput(field=field, rule="time", message=message)
 
 
 FORECASTS = ForecastBudget()

@@ -1,7 +1,7 @@
 """What the fleet carries at a multiple of its forecast load and without regions, as it is or as documents leave it.
 Reads only; the page What if, plan drafts, the API and the command line show the same."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import floor, isfinite
@@ -9,12 +9,18 @@ from urllib.parse import urlencode
 
 from django.http import QueryDict
 
-from controlplane.forecast_budget import FORECASTS
-from controlplane.what_if import plan_lost_region
+from controlplane.forecast_budget import require_time
+from controlplane.what_if import HasTime, plan_lost_region
 from fleet.reconcile.planning.snapshot import FleetView
-from kernel.refusals import InvalidInput, Refusal
+from kernel.refusals import InvalidInput
 from simulator.prediction import Forecast
-from traffic.region_shares.planning.losses import HIGHEST_FACTOR, Stress, plan_stress
+from traffic.region_shares.planning.losses import (
+    HIGHEST_FACTOR,
+    ExpectedDeployment,
+    Stress,
+    first_to_break,
+    plan_stress,
+)
 from traffic.region_shares.selectors import ExpectedLoad, expected_load
 
 LEAST_FACTOR, MOST_FACTOR = 0.5, 4.0
@@ -65,7 +71,7 @@ class StressRow:
 @dataclass(frozen=True, slots=True)
 class WhatIf:
     """The answer; the first deployment to break comes first. `is_draft`: of the fleet as documents would leave it.
-    `forecast`: what the planners would do if `simulated` were lost; `refused`: why there is none."""
+    `forecast`: what the planners would do if `simulated` were lost."""
 
     question: Question
     regions: tuple[str, ...]
@@ -76,10 +82,7 @@ class WhatIf:
     held_until: float | None = None
     simulated: str = ""
     forecast: Forecast | None = None
-    refused: str = ""
     highest: float = HIGHEST_FACTOR
-    least_factor: float = LEAST_FACTOR
-    most_factor: float = MOST_FACTOR
 
     @property
     def holds_until(self) -> float | None:
@@ -114,22 +117,22 @@ def multiple_text(factor: float) -> str:
 def what_if(
     question: Question,
     *,
-    user: str,
     now: datetime,
+    has_time: HasTime,
     after: ExpectedLoad | None = None,
     fleet_after: Callable[[], FleetView | None] = lambda: None,
 ) -> WhatIf:
     """Answers a question about the present fleet, or about the fleet as documents would leave it: `after` is its load,
     and `fleet_after` reads its snapshot if the question needs it. Unknown lost regions are left out. Raises
-    InvalidInput for an unknown region to simulate, Busy without time for that."""
+    InvalidInput for an unknown region to simulate, or without enough time."""
     present = expected_load(now)
     shown = after or present
     chosen = replace(question, lost=tuple(region for region in shown.regions if region in question.lost))
-    rows = plan_stress(shown.deployments, shown.latency_ms, factor=chosen.factor, lost=chosen.lost)
+    rows = _stressed(shown, shown.deployments, chosen, has_time)
     held: dict[str, float] = {}
     if after is not None:
-        before = plan_stress(present.deployments, present.latency_ms, factor=chosen.factor, lost=chosen.lost)
-        held = {row.deployment: row.holds_until for row in before}
+        changed = [one for one in present.deployments if one not in after.deployments]
+        held = {row.deployment: row.holds_until for row in (*rows, *_stressed(present, changed, chosen, has_time))}
     answer = WhatIf(
         chosen,
         shown.regions,
@@ -139,31 +142,22 @@ def what_if(
         is_draft=after is not None,
         held_until=min(held.values(), default=None),
     )
-    return _simulated(answer, user, now, fleet_after) if chosen.simulate else answer
+    if not chosen.simulate:
+        return answer
+    check_regions([chosen.simulate], answer.regions, "simulate")
+    forecast = plan_lost_region(region=chosen.simulate, now=now, has_time=has_time, after=fleet_after())
+    return replace(answer, simulated=chosen.simulate, forecast=forecast)
 
 
-def what_if_or_reason(
-    question: Question,
-    *,
-    user: str,
-    now: datetime,
-    after: ExpectedLoad | None = None,
-    fleet_after: Callable[[], FleetView | None] = lambda: None,
-) -> WhatIf:
-    """As `what_if`; of a refused simulation it has the reason, for pages."""
-    try:
-        return what_if(question, user=user, now=now, after=after, fleet_after=fleet_after)
-    except Refusal as refusal:
-        answer = what_if(replace(question, simulate=""), user=user, now=now, after=after)
-        return replace(answer, refused=str(refusal))
-
-
-def _simulated(answer: WhatIf, user: str, now: datetime, fleet_after: Callable[[], FleetView | None]) -> WhatIf:
-    region = answer.question.simulate
-    check_regions([region], answer.regions, "simulate")
-    with FORECASTS.take(user) as has_time:
-        forecast = plan_lost_region(region=region, now=now, has_time=has_time, after=fleet_after())
-    return replace(answer, simulated=region, forecast=forecast)
+def _stressed(
+    load: ExpectedLoad, deployments: Sequence[ExpectedDeployment], question: Question, has_time: HasTime
+) -> list[Stress]:
+    """As `plan_stress`. Checks the time after each deployment."""
+    rows: list[Stress] = []
+    for one in deployments:
+        rows += plan_stress([one], load.latency_ms, factor=question.factor, lost=question.lost)
+        require_time(has_time, "factor", f"a what-if of {len(deployments)} deployments")
+    return sorted(rows, key=first_to_break)
 
 
 def check_regions(named: Iterable[str], known: Collection[str], field: str) -> None:

@@ -15,8 +15,8 @@ from fleet.capacity.selectors import machine_prices
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.selectors import roles_objection, shapes_of
 from fleet.deployments.services.instance_types import ByType, check_by_type
-from fleet.reconcile.planning.snapshot import FleetView
-from fleet.reconcile.selectors.snapshot import fleet_view, version_view
+from fleet.reconcile.planning.snapshot import DeploymentView, FleetView
+from fleet.reconcile.selectors.snapshot import deployment_views, fleet_view, version_view
 from fleet.rollouts.services import rollout_propose
 from kernel.refusals import InvalidInput
 from simulator.prediction import Change, Forecast, LoseRegion, RollOut, Scale, predict
@@ -177,12 +177,18 @@ def _price_notes(view: FleetView, deployment: str, wanted: Mapping[str, int], no
         yield f"its machines cost ${was:,.2f} an hour now and ${would:,.2f} {then} by prices that are {source.label}"
 
 
-def hourly_cost(view: FleetView, deployment: str, prices: MachinePrices, now: datetime) -> float | None:
-    """US dollars an hour for the machines of all cells that a deployment should have; 0 if it does not exist, None
-    without a price. Cells without a stated type count as the first one."""
-    spec = view.deployments.get(deployment)
-    if spec is None:
-        return 0.0
+def hourly_costs(names: Iterable[str], now: datetime) -> dict[str, float | None]:
+    """US dollars an hour for the machines of all cells that each deployment should have; 0 if it does not exist, None
+    without a price. A constant number of queries."""
+    wanted = list(names)
+    if not wanted:
+        return {}
+    prices, views = machine_prices(), deployment_views()
+    return {name: _hourly_cost(views[name], prices, now) if name in views else 0.0 for name in wanted}
+
+
+def _hourly_cost(spec: DeploymentView, prices: MachinePrices, now: datetime) -> float | None:
+    """Cells without a stated type count as the first one."""
     total = 0.0
     for region, cells in spec.cells_wanted.items():
         for kind, count in (spec.claim(region).by_type or {spec.instance_types[0]: cells}).items():

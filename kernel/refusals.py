@@ -24,3 +24,7 @@ class Busy(Refusal):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class ShareUsedUp(Busy):
+    """The caller has used up their own share of the capacity; others still have theirs."""

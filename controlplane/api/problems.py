@@ -14,7 +14,7 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from kernel.refusals import Busy, Conflict, InvalidInput
+from kernel.refusals import Busy, Conflict, InvalidInput, ShareUsedUp
 
 CONTENT_TYPE = "application/problem+json"
 API_ROOT = "/api/"
@@ -35,6 +35,8 @@ class NoRoom(exceptions.APIException):
     def __init__(self, refusal: Busy) -> None:
         super().__init__(str(refusal))
         self.wait = refusal.retry_after_s
+        if isinstance(refusal, ShareUsedUp):
+            self.status_code = HTTPStatus.TOO_MANY_REQUESTS
 
 
 class ServerFault(exceptions.APIException):

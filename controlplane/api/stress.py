@@ -13,17 +13,17 @@ from controlplane.api.apply.execution import Requester, documents_preview
 from controlplane.api.apply.planning import Document
 from controlplane.api.apply.view import DEPLOYMENT, PreviewDocumentsSerializer, or_refused
 from controlplane.api.what_if import ForecastSerializer, forecast_response
+from controlplane.forecast_budget import FORECASTS
 from controlplane.stress import Question, WhatIf, check_regions, what_if
+from controlplane.what_if import HasTime
 from fleet.drafts.models import PlanDraft
 from fleet.drafts.services import DOCUMENTS_MOST
-from fleet.reconcile.planning.snapshot import FleetView
 from kernel import clock
 from kernel.access import Role, require
 from kernel.refusals import InvalidInput
 from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import ViewSet
 from traffic.region_shares.planning.losses import HIGHEST_FACTOR
-from traffic.region_shares.selectors import ExpectedLoad
 
 LOST: dict[str, Any] = {"documents": [DEPLOYMENT], "factor": 1.5, "lost": ["us-east-1"]}
 ANSWER: dict[str, Any] = {
@@ -121,20 +121,16 @@ class WhatIfViewSet(ViewSet):
     def create(self, request: Request) -> Response:
         """Compute until which multiple of the forecast load each deployment holds, without the lost regions, and what
         breaks first, where and when. With documents or a draft: of the fleet after them. A draft needs the operator
-        role. With `simulate`, 503 with `Retry-After` as for a plan."""
+        role. 503 while another forecast runs, and 429 after your forecasts of this minute are used up, both with
+        `Retry-After`. 400 if it takes longer than one forecast may."""
         asked = body_of(request, WhatIfSerializer)
         documents = documents_of(_documents(request, asked))
         require(request, role_to_preview(documents))
         now = clock.now()
         requester = Requester(actor=actor_of(request), why="", now=now)
-        load = _load_after(documents, requester) if documents else None
-        answer = what_if(
-            Question(asked["factor"], tuple(asked.get("lost", ())), asked.get("simulate", "")),
-            user=request.user.get_username(),
-            now=now,
-            after=load,
-            fleet_after=lambda: _fleet_after(documents, requester),
-        )
+        question = Question(asked["factor"], tuple(asked.get("lost", ())), asked.get("simulate", ""))
+        with FORECASTS.take(request.user.get_username()) as has_time:
+            answer = _answer(question, documents, requester, has_time)
         check_regions(asked.get("lost", ()), answer.regions, "lost")
         return Response(WhatIfResponseSerializer(_fields(answer, now)).data)
 
@@ -154,13 +150,18 @@ def _documents(request: Request, asked: dict[str, Any]) -> list[dict[str, Any]]:
     return list(valid.validated_data["documents"])
 
 
-def _load_after(documents: Sequence[Document], requester: Requester) -> ExpectedLoad | None:
-    result = or_refused(documents_preview, documents=documents, requester=requester, with_fleet=False, with_load=True)
-    return result.load
-
-
-def _fleet_after(documents: Sequence[Document], requester: Requester) -> FleetView | None:
-    return documents_preview(documents=documents, requester=requester).fleet if documents else None
+def _answer(question: Question, documents: Sequence[Document], requester: Requester, has_time: HasTime) -> WhatIf:
+    if not documents:
+        return what_if(question, now=requester.now, has_time=has_time)
+    result = or_refused(
+        documents_preview,
+        documents=documents,
+        requester=requester,
+        with_fleet=bool(question.simulate),
+        with_load=True,
+        has_time=has_time,
+    )
+    return what_if(question, now=requester.now, has_time=has_time, after=result.load, fleet_after=lambda: result.fleet)
 
 
 def _fields(answer: WhatIf, now: Any) -> dict[str, Any]:

@@ -155,8 +155,8 @@ class PlanViewSet(ViewSet):
     @extend_schema(operation_id="plan", request=QuestionSerializer, responses={200: ForecastSerializer})
     def create(self, request: Request) -> Response:
         """Simulate a change from the current state of the fleet, with the live planners and typical durations, and list
-        its effects. 503 with `Retry-After` while another forecast runs or after your forecasts of this minute are used
-        up."""
+        its effects. 503 while another forecast runs, and 429 after your forecasts of this minute are used up, both with
+        `Retry-After`."""
         question = body_of(request, QuestionSerializer)
         now = clock.now()
         with FORECASTS.take(request.user.get_username()) as has_time:

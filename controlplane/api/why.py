@@ -92,8 +92,8 @@ class WhyViewSet(ViewSet):
         ],
     )
     def retrieve(self, request: Request, id: str) -> Response:
-        """Explain an object: the newest decisions about it, and what it waits for. 503 with `Retry-After` while another
-        forecast runs or after your forecasts of this minute are used up."""
+        """Explain an object: the newest decisions about it, and what it waits for. 503 while another forecast
+        runs, and 429 after your forecasts of this minute are used up, both with `Retry-After`."""
         limit = _limit(request, DECISIONS, DECISIONS_MOST)
         notes: list[str] = []
         subject = Subject(self.kind)

@@ -3,9 +3,9 @@
 import pytest
 
 from controlplane.forecast_budget import ForecastBudget, ForecastLimits
-from kernel.refusals import Busy
+from kernel.refusals import Busy, ShareUsedUp
 
-LIMITS = ForecastLimits(of_one_s=5, of_user_s=8, of_all_s=12, window_s=60)
+LIMITS = ForecastLimits(of_one_s=5, of_user_s=8, of_all_s=12, window_s=60, patience_s=0)
 
 
 class Time:
@@ -46,7 +46,7 @@ def test_a_forecast_ends_though_it_gets_little_of_a_core(budget: ForecastBudget,
 def test_a_user_has_a_share_of_each_minute(budget: ForecastBudget, time: Time) -> None:
     assert [forecast(budget, time, "ada", 600) for _ in range(2)] == [5, 3]
     time.now_s += 20
-    with pytest.raises(Busy, match="you had") as busy:
+    with pytest.raises(ShareUsedUp, match="you had") as busy:
         forecast(budget, time, "ada", 1)
     assert busy.value.retry_after_s == 40
     assert forecast(budget, time, "grace", 1) == 1

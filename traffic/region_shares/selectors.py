@@ -1,6 +1,7 @@
 """Reads the autopilot's input in a constant number of queries, and the deployments and regions that may lack a usable
 cell. It never writes."""
 
+import hashlib
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,11 +10,12 @@ from datetime import datetime
 from typing import Any
 
 from django.conf import settings
-from django.db.models import Exists, OuterRef, Q, QuerySet
+from django.db.models import Count, Exists, Max, OuterRef, Q, QuerySet
 
 from engine_agent.protocol.messages import JsonObject
 from engine_agent.protocol.states import CellRole
 from fleet.autoscaling.selectors import place_plans
+from fleet.capacity.models import DayPlan
 from fleet.capacity.planning.view import PlacePlan
 from fleet.cells.models import Cell, Disruption
 from fleet.deployments.models import Deployment, DeploymentRegion
@@ -362,6 +364,7 @@ def _cell_standing(cell: Cell, ingresses: list[IngressView]) -> CellStanding:
     )
 
 
+PLACE_COLUMNS = ("pk", "cells", "cells_min", "cells_max", "cells_granted", "by_type")
 BATCH = "batch"
 """Batches wait: they lack nothing if a region is lost."""
 
@@ -409,6 +412,26 @@ def expected_load(now: datetime) -> ExpectedLoad:
     return ExpectedLoad(
         deployments, tuple(unknown), is_judged, regions, latencies_ms(regions, settings.REGION_LATENCY_MS)
     )
+
+
+def expected_load_inputs(now: datetime) -> dict[str, str]:
+    """Short texts that change with the inputs of `expected_load`, except the instance types of running cells: one of
+    the fleet and one of its forecast. Seven queries, which read no series."""
+    recent = DemandForecast.objects.filter(made_at__gt=now - FORECAST_FRESH_FOR).exclude(serving_class=BATCH)
+    plans = DayPlan.objects.filter(at__lte=now).order_by("-at").values_list("at", flat=True)
+    forecast = (recent.aggregate(Max("made_at"), Count("pk")), plans.first())
+    fleet = (
+        list(Region.objects.order_by("position", "name").values_list("name", flat=True)),
+        list(Deployment.objects.order_by("name").values_list("name", "model_version_id", "instance_types")),
+        list(DeploymentRegion.objects.order_by("pk").values_list(*PLACE_COLUMNS)),
+        list(Rollout.objects.filter(state__in=ACTIVE).order_by("pk").values_list("pk", "state")),
+        list(TrafficRule.objects.order_by("pk").values_list("pk", "revision")),
+    )
+    return {name: _fingerprint(read) for name, read in (("the fleet", fleet), ("the forecast", forecast))}
+
+
+def _fingerprint(read: object) -> str:
+    return hashlib.sha256(repr(read).encode()).hexdigest()[:16]
 
 
 def _rollout_targets() -> dict[str, ModelVersion]:

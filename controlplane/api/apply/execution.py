@@ -2,10 +2,11 @@
 and rolls back, so that it rejects exactly what applying would reject; predictions start from the state that it has
 read. It never does more than the plan's steps."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
+from itertools import groupby
 from typing import Any
 
 from django.contrib.auth.models import User
@@ -14,14 +15,29 @@ from django.db import DatabaseError, connection, transaction
 from accounts.models import Approval
 from accounts.services.account_change import account_change
 from accounts.services.user import HashedPassword, password_check
-from controlplane.api.apply.planning import Action, Document, Kind, Objection, Plan, Step, plan_documents, revision_of
+from controlplane.api.apply.planning import (
+    ORDER,
+    Action,
+    Document,
+    Kind,
+    Objection,
+    Plan,
+    Step,
+    plan_documents,
+    revision_of,
+)
 from controlplane.api.apply.present import present_of
+from controlplane.forecast_budget import require_time
+from controlplane.what_if import HasTime, hourly_costs
+from fleet.autoscaling.planning.policy import Cells
 from fleet.deployments.models import Deployment
 from fleet.deployments.services.deployments import (
     cells_stated,
     deployment_change,
     deployment_create,
     deployment_scale_or_request,
+    deployments_change,
+    deployments_scale_or_request,
 )
 from fleet.faults.planning.views import Rule, RuleMode
 from fleet.faults.services.watch import fault_rule_set
@@ -41,7 +57,7 @@ from models_registry.versions.services.drafts import draft_change, draft_create,
 from models_registry.versions.services.validation import validation_start
 from traffic.batch_schedules.services.schedules import batch_schedule_change, batch_schedule_create
 from traffic.region_shares.selectors import ExpectedLoad, expected_load
-from traffic.region_shares.services.overrides import traffic_policy_change
+from traffic.region_shares.services.overrides import traffic_policies_change, traffic_policy_change
 
 APPLY_LOCK = 0x5357_4150
 """PostgreSQL advisory lock: one apply at a time."""
@@ -49,24 +65,28 @@ APPLY_LOCK = 0x5357_4150
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """Who requested it, why, and when. `only_previews`: everything is rolled back, so nothing is hashed."""
+    """Who requested it, why, and when. `only_previews`: everything is rolled back, so nothing is hashed. `has_time`:
+    whether a preview may continue."""
 
     actor: str
     why: str
     now: datetime
     only_previews: bool = False
+    has_time: HasTime = lambda: True
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
     """`waiting`: steps that a second admin must approve. `fleet` and `load`: the fleet and its expected load after the
-    steps of a preview; None if they were not requested."""
+    steps of a preview; None if they were not requested. `hourly_usd`: cost of the machines of each changed deployment
+    after the steps, if requested."""
 
     plan: Plan
     revision: str
     waiting: tuple[Approval, ...]
     fleet: FleetView | None = None
     load: ExpectedLoad | None = None
+    hourly_usd: Mapping[str, float | None] = field(default_factory=dict)
 
 
 class NotPossible(Exception):
@@ -78,18 +98,27 @@ class NotPossible(Exception):
 
 
 def documents_preview(
-    *, documents: Sequence[Document], requester: Requester, with_fleet: bool = True, with_load: bool = False
+    *,
+    documents: Sequence[Document],
+    requester: Requester,
+    with_fleet: bool = True,
+    with_load: bool = False,
+    with_cost: bool = False,
+    has_time: HasTime = lambda: True,
 ) -> ApplyResult:
     """Predict the result of applying these documents. Changes nothing. `with_fleet`: also read the fleet after the
-    steps, which takes about a second in a large one; `with_load`: also its expected load then. Raises NotPossible if
-    documents break rules, and lists all violations. Raises Conflict if a document conflicts with the current state."""
+    steps, which takes about a second in a large one; `with_load`: also its expected load then; `with_cost`: also the
+    cost of the changed deployments. Raises NotPossible if documents break rules, and lists all violations. Raises
+    Conflict if a document conflicts with the current state, InvalidInput if the steps take longer than `has_time`."""
     with transaction.atomic():
         try:
-            outcome = _execute(documents, replace(requester, only_previews=True))
+            outcome = _execute(documents, replace(requester, only_previews=True, has_time=has_time))
             if with_fleet:
                 outcome = replace(outcome, fleet=fleet_view(now=requester.now))
             if with_load:
                 outcome = replace(outcome, load=expected_load(requester.now))
+            if with_cost:
+                outcome = replace(outcome, hourly_usd=hourly_costs(outcome.plan.deployments, requester.now))
         finally:
             transaction.set_rollback(True)
     return outcome
@@ -134,10 +163,54 @@ def _run_together(steps: Sequence[Step], requester: Requester) -> list[Approval]
         return []
     try:
         with transaction.atomic(), _one_savepoint():
-            waiting = [_run(step, requester) for step in steps]
-            return None if transaction.get_rollback() else [done for done in waiting if done is not None]
+            waiting: list[Approval] = []
+            for several in _batches(steps):
+                _require_time(steps, requester)
+                waiting += _run_batch(several, requester)
+            return None if transaction.get_rollback() else waiting
     except (InvalidInput, Conflict, DatabaseError):
         return None
+
+
+def _batches(steps: Sequence[Step]) -> Iterator[list[Step]]:
+    """The steps in their order, but first the changes of all deployments and then all scalings, so that each is one
+    batch: the steps of one deployment do not depend on those of another."""
+
+    def batch(step: Step) -> tuple[bool, int, int]:
+        stage = _DEPLOYMENT_STAGES.get(step.action, 0) if step.document.kind is Kind.DEPLOYMENT else 0
+        return step.action is Action.ROLL_OUT, ORDER[step.document.kind], stage
+
+    for _, several in groupby(sorted(steps, key=batch), key=lambda step: (step.document.kind, step.action)):
+        yield list(several)
+
+
+_DEPLOYMENT_STAGES = {Action.CHANGE: 1, Action.SCALE: 2}
+
+
+def _run_batch(steps: Sequence[Step], requester: Requester) -> list[Approval]:
+    """Steps of one kind and action, together if there is a service for several."""
+    by_name = {step.document.name: step.arguments for step in steps}
+    actor, now = requester.actor, requester.now
+    match steps[0].document.kind, steps[0].action:
+        case Kind.DEPLOYMENT, Action.CHANGE:
+            deployments_change(changes=by_name, actor=actor, now=now)
+            return []
+        case Kind.DEPLOYMENT, Action.SCALE:
+            wanted = {name: _cells(arguments) for name, arguments in by_name.items()}
+            scaled = deployments_scale_or_request(wanted=wanted, actor=actor, now=now)
+            return [one for one in scaled.values() if isinstance(one, Approval)]
+        case Kind.TRAFFIC_POLICY, Action.CHANGE:
+            _check_deployments_exist(by_name)
+            traffic_policies_change(stated=by_name, actor=actor, now=now)
+            return []
+    done = [_run(step, requester) for step in steps if _require_time(steps, requester)]
+    return [one for one in done if one is not None]
+
+
+def _require_time(steps: Sequence[Step], requester: Requester) -> bool:
+    """Raises InvalidInput if a preview took too long, else returns True."""
+    require_time(requester.has_time, "documents", f"a preview of {len(steps)} steps")
+    return True
 
 
 @contextmanager
@@ -156,6 +229,7 @@ def _run_one_by_one(plan: Plan, requester: Requester) -> list[Approval]:
     objections = list(plan.objections)
     waiting: list[Approval] = []
     for step in plan.steps:
+        _require_time(plan.steps, requester)
         with _collect_errors(step, objections), transaction.atomic():
             done = _run(step, requester)
             waiting += [done] if done is not None else []
@@ -264,12 +338,15 @@ def _change_deployment(step: Step, requester: Requester) -> None:
 
 
 def _scale(step: Step, requester: Requester) -> Approval | None:
-    stated: Mapping[str, Any] = step.arguments["regions"]
-    cells = cells_stated({"region": region, "cells": cells} for region, cells in stated.items())
     scaled = deployment_scale_or_request(
-        name=step.document.name, cells=cells, actor=requester.actor, now=requester.now
+        name=step.document.name, cells=_cells(step.arguments), actor=requester.actor, now=requester.now
     )  # fmt: skip
     return scaled if isinstance(scaled, Approval) else None
+
+
+def _cells(arguments: Mapping[str, Any]) -> dict[str, Cells]:
+    stated: Mapping[str, Any] = arguments["regions"]
+    return cells_stated({"region": region, "cells": cells} for region, cells in stated.items())
 
 
 def _roll_out(step: Step, requester: Requester) -> Approval | None:
@@ -279,9 +356,7 @@ def _roll_out(step: Step, requester: Requester) -> Approval | None:
 
 
 def _lay_down(step: Step, requester: Requester) -> None:
-    if not Deployment.objects.filter(name=step.document.name).exists():
-        message = f"deployment {step.document.name!r} does not exist; a traffic policy has the name of its deployment"
-        raise InvalidInput(field="", rule="exists", message=message)
+    _check_deployments_exist([step.document.name])
     traffic_policy_change(
         deployment=step.document.name, stated=step.arguments, actor=requester.actor, now=requester.now
     )
@@ -293,6 +368,13 @@ def _create_batch_schedule(step: Step, requester: Requester) -> None:
 
 def _change_batch_schedule(step: Step, requester: Requester) -> None:
     batch_schedule_change(name=step.document.name, actor=requester.actor, now=requester.now, **step.arguments)
+
+
+def _check_deployments_exist(names: Collection[str]) -> None:
+    there = set(Deployment.objects.filter(name__in=names).values_list("name", flat=True))
+    if unknown := next((name for name in names if name not in there), ""):
+        message = f"deployment {unknown!r} does not exist; a traffic policy has the name of its deployment"
+        raise InvalidInput(field="", rule="exists", message=message)
 
 
 def _set_rule(step: Step, requester: Requester) -> None:

@@ -101,6 +101,11 @@ class Plan:
     unchanged: tuple[Document, ...]
     objections: tuple[Objection, ...]
 
+    @property
+    def deployments(self) -> tuple[str, ...]:
+        """Names of the deployments that it changes, in order."""
+        return tuple(dict.fromkeys(step.document.name for step in self.steps if step.document.kind is Kind.DEPLOYMENT))
+
 
 Present = Mapping[tuple[Kind, str], Mapping[str, Any] | None]
 """Current state in the form of specs; None if the object does not exist. Keys with `_` are additions: `_state` of a

@@ -162,8 +162,9 @@ class ApplyViewSet(ViewSet):
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
         """Predict the changes that applying these documents would make, and simulate the deployments that it would
-        change. Changes nothing, and rejects what applying would reject. 503 with `Retry-After` while another forecast
-        runs or after your forecasts of this minute are used up. Viewers see no values of engines' variables."""
+        change. Changes nothing, and rejects what applying would reject. 503 while another forecast runs, and 429 after
+        your forecasts of this minute are used up, both with `Retry-After`. 400 if the documents take longer than one
+        forecast may. Viewers see no values of engines' variables."""
         payload = body_of(request, PreviewDocumentsSerializer)
         return _preview(request, documents_of(payload["documents"]), _sender(request, ""))
 
@@ -209,7 +210,7 @@ def _preview(request: Request, documents: Sequence[Document], requester: Request
     """A plan with predictions for the changed deployments, within the time limit. Plans about access are for admins."""
     require(request, role_to_preview(documents))
     with FORECASTS.take(request.user.get_username()) as has_time:
-        result = or_refused(documents_preview, documents=documents, requester=requester)
+        result = or_refused(documents_preview, documents=documents, requester=requester, has_time=has_time)
         shown = result if access_of(request).operate else _without_values(result)
         return _preview_response(shown, requester.now, has_time)
 
@@ -236,9 +237,7 @@ def predicted_effects(result: ApplyResult, now: datetime, has_time: HasTime) -> 
     """Forecasts of the deployments that a preview with its fleet changes, by name, and the names beyond the limit."""
     if result.fleet is None:
         return {}, []
-    touched = list(
-        dict.fromkeys(one.document.name for one in result.plan.steps if one.document.kind is Kind.DEPLOYMENT)
-    )
+    touched = list(result.plan.deployments)
     forecasts = {
         name: plan_onwards(view=result.fleet, deployment=name, now=now, has_time=has_time)
         for name in touched[:PREDICTED_MOST]

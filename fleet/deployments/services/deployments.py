@@ -48,7 +48,8 @@ from fleet.reconcile.planning.states import CellState
 from fleet.regions.models import Region
 from fleet.rollouts.selectors import ACTIVE
 from kernel import live, wake_ups
-from kernel.events import event_record
+from kernel.events import events_record
+from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from models_registry.versions.services.drafts import version_lock
@@ -111,32 +112,58 @@ def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -
     Raises InvalidInput for an invalid policy, an unknown market, markets for a region without any, unsuitable instance
     types, or cells on a type that is not listed. Raises Conflict if it has cells on an instance type that is no longer
     listed."""
-    with transaction.atomic():
-        deployment = Deployment.objects.select_for_update().get(name=name)
-        if "update_policy" in columns:
-            columns["update_policy"] = _stored_policy(columns["update_policy"], deployment.policy())
-        if "scaling" in columns:
-            columns["scaling"] = _stored_scaling(columns["scaling"], deployment.scaling_policy())
-            check_planned_roles(deployment, columns["scaling"])
-        if "slo" in columns:
-            columns["slo"] = {**deployment.slo, **columns["slo"]}
-            _check_objective(columns["slo"], columns.get("serving_class", deployment.serving_class))
-        if "markets" in columns:
-            columns["markets"] = _stored_markets(columns["markets"])
-            _check_regions_have_markets(columns["markets"], _cells_of(deployment))
-        if "instance_types" in columns:
-            columns["instance_types"] = instance_types_changed(deployment, columns["instance_types"])
-        by_type = columns.pop("by_type", {})
-        changed = {column: value for column, value in columns.items() if getattr(deployment, column) != value}
+    return deployments_change(changes={name: columns}, actor=actor, now=now)[name]
+
+
+@transaction.atomic
+def deployments_change(*, changes: Mapping[str, Mapping[str, Any]], actor: str, now: datetime) -> dict[str, Deployment]:
+    """As `deployment_change` for several, by name. Three queries, and more for each with other instance types, markets,
+    cells by type, or windows of a region."""
+    rows = _locked(changes)
+    fields: set[str] = set()
+    events: list[Event] = []
+    for name, columns in changes.items():
+        deployment, by_type = rows[name], columns.get("by_type", {})
+        stated = _valid_columns(deployment, {key: value for key, value in columns.items() if key != "by_type"})
+        changed = {column: value for column, value in stated.items() if getattr(deployment, column) != value}
         for column, value in changed.items():
             setattr(deployment, column, value)
-        if changed:
-            deployment.save(update_fields=list(changed))
+        fields |= changed.keys()
         changed |= {f"by_type.{region}": wanted for region, wanted in by_type_set(deployment, by_type).items()}
         if changed:
             message = f"{name} changed by {actor}: {', '.join(sorted(changed))}"
-            _record_change(deployment, "changed", message, actor, now, **changed)
-    return deployment
+            events.append(_event(deployment, "changed", message, actor, now, **changed))
+    if fields:
+        Deployment.objects.bulk_update(rows.values(), sorted(fields))
+    _record(events)
+    return rows
+
+
+def _locked(names: Iterable[str]) -> dict[str, Deployment]:
+    """The deployments by name, locked in one order. Raises Deployment.DoesNotExist for an unknown one."""
+    wanted = list(names)
+    rows = {row.name: row for row in Deployment.objects.select_for_update().filter(name__in=wanted).order_by("name")}
+    if unknown := [name for name in wanted if name not in rows]:
+        raise Deployment.DoesNotExist(f"there is no deployment {unknown[0]!r}")
+    return rows
+
+
+def _valid_columns(deployment: Deployment, columns: dict[str, Any]) -> dict[str, Any]:
+    """The columns as they are stored. Raises as `deployment_change`."""
+    if "update_policy" in columns:
+        columns["update_policy"] = _stored_policy(columns["update_policy"], deployment.policy())
+    if "scaling" in columns:
+        columns["scaling"] = _stored_scaling(columns["scaling"], deployment.scaling_policy())
+        check_planned_roles(deployment, columns["scaling"])
+    if "slo" in columns:
+        columns["slo"] = {**deployment.slo, **columns["slo"]}
+        _check_objective(columns["slo"], columns.get("serving_class", deployment.serving_class))
+    if "markets" in columns:
+        columns["markets"] = _stored_markets(columns["markets"])
+        _check_regions_have_markets(columns["markets"], _cells_of([deployment.name])[deployment.name])
+    if "instance_types" in columns:
+        columns["instance_types"] = instance_types_changed(deployment, columns["instance_types"])
+    return columns
 
 
 def deployment_delete(*, name: str, actor: str, now: datetime) -> None:
@@ -200,8 +227,13 @@ def _stored_markets(stated: Sequence[str]) -> list[str]:
         raise InvalidInput(field="markets", rule="market", message=str(wrong)) from None
 
 
-def _cells_of(deployment: Deployment) -> dict[str, int]:
-    return dict(DeploymentRegion.objects.filter(deployment=deployment).values_list("region_id", "cells"))
+def _cells_of(names: Iterable[str]) -> dict[str, dict[str, int]]:
+    """Deployment -> region -> target cells."""
+    found: dict[str, dict[str, int]] = {name: {} for name in names}
+    rows = DeploymentRegion.objects.filter(deployment__in=found)
+    for name, region, cells in rows.values_list("deployment_id", "region_id", "cells"):
+        found[name][region] = cells
+    return found
 
 
 def _check_regions_have_markets(markets: Sequence[str], cells: Mapping[str, int]) -> None:
@@ -218,17 +250,29 @@ def _check_regions_have_markets(markets: Sequence[str], cells: Mapping[str, int]
             raise InvalidInput(field="markets", rule="provider", message=message)
 
 
-def _record_change(deployment: Deployment, what: str, message: str, actor: str, now: datetime, **detail: Any) -> None:
-    event_record(
+def _record_change(deployment: Deployment, what: str, message: str, actor: str, now: datetime) -> None:
+    _record([_event(deployment, what, message, actor, now)])
+
+
+def _event(deployment: Deployment, what: str, message: str, actor: str, now: datetime, **detail: Any) -> Event:
+    return Event(
+        at=now,
         kind=f"deployment.{what}",
-        message=message,
         tone=Tone.MOVING,
-        now=now,
+        message=message,
         actor=actor,
         deployment=deployment.name,
         detail=detail,
     )
-    live.push("deployments", deployment.name)
+
+
+def _record(events: Sequence[Event]) -> None:
+    """Records the events of changes, refreshes pages and wakes the reconciler after the commit."""
+    if not events:
+        return
+    events_record(events)
+    for name in dict.fromkeys(event.deployment for event in events):
+        live.push("deployments", name)
     wake_ups.send("fleet.reconcile")
 
 
@@ -241,42 +285,70 @@ def cells_stated(places: Iterable[Mapping[str, Any]]) -> dict[str, Cells]:
         raise InvalidInput(field=wrong.field, rule="cells", message=str(wrong)) from None
 
 
-@transaction.atomic
 def deployment_scale(*, name: str, cells: Mapping[str, Cells], actor: str, now: datetime) -> bool:
     """Sets the number of cells of the named regions, or the range for the autoscaler; a number ends a range. Returns
     False and writes nothing if nothing changes. Raises InvalidInput for an unknown region, a number outside 0 …
     `CELLS_MOST`, or a region without the deployment's markets."""
-    deployment = Deployment.objects.select_for_update().get(name=name)
-    _check_cells(cells)
-    check_roles(deployment.model_version, shapes_of(deployment), cells.values())
-    _check_regions_have_markets(deployment.markets, _minimum_by_region(cells))
-    before = {place.region_id: place for place in DeploymentRegion.objects.filter(deployment=deployment)}
-    nothing = DeploymentRegion(cells=0)
-    changed = False
-    for region, stated in sorted(cells.items()):
-        current = before.get(region, nothing)
-        if region in before and stated == current.stated(plans_roles=deployment.plans_roles):
-            continue
-        changed = True
-        columns = _target_columns(stated, current, keeps_roles=deployment.plans_roles)
-        DeploymentRegion.objects.update_or_create(deployment=deployment, region_id=region, defaults=columns)
-        count = columns["cells"]
-        if not isinstance(stated, CellRange):
-            ScalingState.objects.filter(place__deployment=deployment, place__region=region).delete()
-        event_record(
-            kind="deployment.scaled",
-            message=f"{name} in {region} from {current.cells} to {count} cells{_stated_text(current, stated)}, "
-            f"requested by {actor}",
-            tone=Tone.MOVING,
-            now=now,
-            actor=actor,
-            region=region,
-            deployment=name,
-            detail={"was": current.cells, "cells": count, **_stated_detail(stated)},
-        )
+    return name in deployments_scale(wanted={name: cells}, actor=actor, now=now)
+
+
+@transaction.atomic
+def deployments_scale(*, wanted: Mapping[str, Mapping[str, Cells]], actor: str, now: datetime) -> set[str]:
+    """As `deployment_scale` for several, by name. Returns the changed ones. At most seven queries, and more for each
+    with roles or markets."""
+    rows = _locked(wanted)
+    _check_cells(*wanted.values())
+    places: dict[tuple[str, str], DeploymentRegion] = {
+        (place.deployment_id, place.region_id): place for place in DeploymentRegion.objects.filter(deployment__in=rows)
+    }
+    new: list[DeploymentRegion] = []
+    changed: list[DeploymentRegion] = []
+    unranged: list[int] = []
+    events: list[Event] = []
+    for name, cells in wanted.items():
+        deployment = rows[name]
+        _check_row_roles(deployment, cells)
+        _check_regions_have_markets(deployment.markets, _minimum_by_region(cells))
+        for region, stated in sorted(cells.items()):
+            place = places.get((name, region))
+            if place is not None and stated == place.stated(plans_roles=deployment.plans_roles):
+                continue
+            current = place or DeploymentRegion(deployment=deployment, region_id=region, cells=0)
+            columns = _target_columns(stated, current, keeps_roles=deployment.plans_roles)
+            events.append(_scale_event(current, stated, columns["cells"] or 0, actor, now))
+            for column, value in columns.items():
+                setattr(current, column, value)
+            (new if place is None else changed).append(current)
+            unranged += [place.pk] if place is not None and not isinstance(stated, CellRange) else []
+    if new:
+        DeploymentRegion.objects.bulk_create(new)
     if changed:
-        announce_scaled(name)
-    return changed
+        DeploymentRegion.objects.bulk_update(changed, ("cells", "cells_min", "cells_max", "prefill", "decode"))
+    if unranged:
+        ScalingState.objects.filter(place__in=unranged).delete()
+    _record(events)
+    return {event.deployment for event in events}
+
+
+def _check_row_roles(deployment: Deployment, cells: Mapping[str, Cells]) -> None:
+    if any(isinstance(one, CellPools) for one in cells.values()):
+        check_roles(deployment.model_version, shapes_of(deployment), cells.values())
+
+
+def _scale_event(current: DeploymentRegion, stated: Cells, count: int, actor: str, now: datetime) -> Event:
+    """`current`: the place before the change."""
+    name, region = current.deployment_id, current.region_id
+    change = f"{name} in {region} from {current.cells} to {count} cells{_stated_text(current, stated)}"
+    return Event(
+        at=now,
+        kind="deployment.scaled",
+        tone=Tone.MOVING,
+        message=f"{change}, requested by {actor}",
+        actor=actor,
+        region=region,
+        deployment=name,
+        detail={"was": current.cells, "cells": count, **_stated_detail(stated)},
+    )
 
 
 def announce_scaled(name: str) -> None:
@@ -321,23 +393,45 @@ def _minimum_cells(stated: Cells) -> int:
     return stated.min if isinstance(stated, CellRange) else stated.total
 
 
-@transaction.atomic
 def deployment_scale_or_request(*, name: str, cells: Mapping[str, Cells], actor: str, now: datetime) -> bool | Approval:
     """Scales, or requests approval if that empties a region and evacuations require it. Raises InvalidInput as
     `deployment_scale` does."""
-    _check_cells(cells)
-    deployment = Deployment.objects.select_for_update().get(name=name)
-    before = _cells_of(deployment)
+    return deployments_scale_or_request(wanted={name: cells}, actor=actor, now=now)[name]
+
+
+@transaction.atomic
+def deployments_scale_or_request(
+    *, wanted: Mapping[str, Mapping[str, Cells]], actor: str, now: datetime
+) -> dict[str, bool | Approval]:
+    """As `deployment_scale_or_request` for several, by name."""
+    _check_cells(*wanted.values())
+    _locked(wanted)
+    before = _cells_of(wanted)
+    emptied = {name: _emptied(before[name], cells) for name, cells in wanted.items()}
+    held = {name for name in wanted if emptied[name]}
+    if held and not requires_approval(EVACUATE_RULE):
+        held = set()
+    scaled = deployments_scale(
+        wanted={name: cells for name, cells in wanted.items() if name not in held}, actor=actor, now=now
+    )
+    return {
+        name: _request_scale(name, cells, emptied[name][0], actor, now) if name in held else name in scaled
+        for name, cells in wanted.items()
+    }
+
+
+def _emptied(before: Mapping[str, int], cells: Mapping[str, Cells]) -> Sequence[str]:
     after = {
         region: _target_columns(stated, DeploymentRegion(cells=before.get(region, 0)))["cells"] or 0
         for region, stated in cells.items()
     }
-    emptied = emptied_regions(before, after)
-    if not emptied or not requires_approval(EVACUATE_RULE):
-        return deployment_scale(name=name, cells=cells, actor=actor, now=now)
+    return emptied_regions(before, after)
+
+
+def _request_scale(name: str, cells: Mapping[str, Cells], emptied: str, actor: str, now: datetime) -> Approval:
     summary = f"scale {name} to {', '.join(f'{stated} cells in {region}' for region, stated in sorted(cells.items()))}"
     arguments = {"name": name, "cells": {region: cells_as_json(stated) for region, stated in cells.items()}}
-    request = ApprovalRequest(summary, arguments, actor, now, "", name, emptied[0])
+    request = ApprovalRequest(summary, arguments, actor, now, "", name, emptied)
     return approval_request(EMPTY_BY_SCALING.name, request)
 
 
@@ -352,9 +446,9 @@ def _perform_scale(arguments: Mapping[str, Any], actor: str, now: datetime) -> s
 EMPTY_BY_SCALING = FleetAction("empty-by-scaling", "Scale a region down to nothing", _perform_scale, settable=False)
 
 
-def _check_cells(cells: Mapping[str, Cells]) -> None:
-    _check_regions_exist(cells, "regions")
-    for region, stated in cells.items():
+def _check_cells(*wanted: Mapping[str, Cells]) -> None:
+    _check_regions_exist([region for cells in wanted for region in cells], "regions")
+    for region, stated in (place for cells in wanted for place in cells.items()):
         if isinstance(stated, int) and not 0 <= stated <= CELLS_MOST:
             raise InvalidInput(
                 field="regions",

@@ -77,6 +77,8 @@ def check_by_type(by_type: ByType, instance_types: Sequence[str]) -> None:
 def by_type_set(deployment: Deployment, by_type: ByType) -> dict[str, dict[str, int]]:
     """Sets the target cells per type of the named regions. Returns what changed. Raises InvalidInput for a type that is
     not listed, or a region that the deployment does not have."""
+    if not by_type:
+        return {}
     check_by_type(by_type, deployment.instance_types)
     places = {place.region_id: place for place in DeploymentRegion.objects.filter(deployment=deployment)}
     changed: dict[str, dict[str, int]] = {}

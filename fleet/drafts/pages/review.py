@@ -1,8 +1,9 @@
 """A plan draft against the present: steps or problems, what has changed since it was written, predicted effects, and
 what the fleet would carry after it. Changes nothing: previews are rolled back."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from datetime import datetime
 
 from django.db.models import Q
 
@@ -14,15 +15,13 @@ from controlplane.api.apply.view import predicted_effects
 from controlplane.dashboard.fragments import PageRequest, found_or_404
 from controlplane.dashboard.wizards import documents_as_yaml
 from controlplane.forecast_budget import FORECASTS
-from controlplane.stress import WhatIf, question_of, what_if_or_reason
-from controlplane.what_if import hourly_cost
-from fleet.capacity.selectors import machine_prices
+from controlplane.stored_what_ifs import WhatIfPanel, what_if_panel
+from controlplane.stress import Question, WhatIf, what_if
+from controlplane.what_if import HasTime, hourly_costs
 from fleet.drafts.models import PlanDraft
 from fleet.drafts.pages.reading import NoLongerValid, stored_documents
 from fleet.drafts.services import digest_of, in_order, object_of
-from fleet.reconcile.planning.snapshot import FleetView
-from fleet.reconcile.selectors.snapshot import fleet_view
-from kernel.refusals import Refusal
+from kernel.refusals import Conflict, Refusal
 from simulator.prediction import Forecast
 
 OTHERS_SHOWN = 5
@@ -30,12 +29,19 @@ OTHERS_SHOWN = 5
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """Predicted for one deployment. Costs are US dollars an hour, None without a price."""
+    """Predicted for one deployment."""
 
     deployment: str
     forecast: Forecast
-    cost_before: float | None
-    cost_after: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """Of a changed deployment's machines, in US dollars an hour; None without a price."""
+
+    deployment: str
+    before: float | None
+    after: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,7 @@ class Review:
     overlaps: list[Overlap] = field(default_factory=list)
     is_predicted: bool = False
     effects: list[Effect] = field(default_factory=list)
+    costs: list[Cost] = field(default_factory=list)
     not_predicted: str = ""
     denied: str = ""
 
@@ -79,6 +86,16 @@ class Review:
     @property
     def digest(self) -> str:
         return digest_of(self.draft)
+
+    @property
+    def total_cost(self) -> Cost:
+        """Of all changed deployments with prices."""
+        priced = [one for one in self.costs if one.before is not None and one.after is not None]
+        return Cost("", sum(one.before or 0.0 for one in priced), sum(one.after or 0.0 for one in priced))
+
+    @property
+    def unpriced(self) -> int:
+        return sum(one.before is None or one.after is None for one in self.costs)
 
     @property
     def is_possible(self) -> bool:
@@ -97,20 +114,37 @@ def draft_review(request: PageRequest) -> Review:
     return review
 
 
-def draft_what_if(request: PageRequest) -> WhatIf | None:
-    """What the fleet would carry after the draft, or the present fleet for an empty one; None if not applicable."""
+def draft_what_if(request: PageRequest) -> WhatIfPanel | None:
+    """What the fleet would carry after the draft, or the present fleet for an empty one: the last answer, and a new one
+    only for a new question. None if the draft was applied or cannot be."""
     review = request.once(_planned)
     if review.draft.applied_at is not None or review.problems:
         return None
-    user, load = request.caller.user.get_username(), review.result.load if review.result else None
 
-    def fleet_after() -> FleetView | None:
-        if review.result is None:
-            return None
-        return documents_preview(documents=review.documents, requester=_requester(request)).fleet
+    def compute(question: Question, has_time: HasTime) -> WhatIf:
+        if not review.documents:
+            return what_if(question, now=request.now, has_time=has_time)
+        try:
+            result = documents_preview(
+                documents=review.documents,
+                requester=_requester(request),
+                with_fleet=bool(question.simulate),
+                with_load=True,
+                has_time=has_time,
+            )
+        except NotPossible as refused:
+            raise Conflict(str(refused)) from None
+        return what_if(
+            question, now=request.now, has_time=has_time, after=result.load, fleet_after=lambda: result.fleet
+        )
 
-    return what_if_or_reason(
-        question_of(request.filters), user=user, now=request.now, after=load, fleet_after=fleet_after
+    return what_if_panel(
+        request.filters,
+        name=f"draft:{review.draft.key}",
+        documents=review.digest,
+        user=request.caller.user.get_username(),
+        now=request.now,
+        compute=compute,
     )
 
 
@@ -130,8 +164,9 @@ def _planned(request: PageRequest) -> Review:
     _note_age(review, present_of(review.documents))
     try:
         review.result = documents_preview(
-            documents=review.documents, requester=_requester(request), with_fleet=False, with_load=True
+            documents=review.documents, requester=_requester(request), with_fleet=False, with_cost=True
         )
+        review.costs = list(_costs(review.result, request.now))
     except NotPossible as refused:
         review.problems = [f"{one.document.title}: {one.message}" for one in refused.objections]
     except Refusal as refusal:
@@ -173,25 +208,21 @@ def _overlaps(row: PlanDraft, user: str) -> Iterator[Overlap]:
         yield Overlap(other.owner, other.name if is_own else "", other.key if is_own else "", tuple(both))
 
 
+def _costs(result: ApplyResult, now: datetime) -> Iterator[Cost]:
+    """Of each deployment that the steps change, the greatest difference first."""
+    after = result.hourly_usd
+    before = hourly_costs(after, now)
+    found = [Cost(name, before[name], after[name]) for name in after]
+    yield from sorted(found, key=lambda one: -abs((one.after or 0.0) - (one.before or 0.0)))
+
+
 def _predict(review: Review, requester: Requester, user: str) -> None:
     try:
         with FORECASTS.take(user) as has_time:
-            before = fleet_view(now=requester.now)
-            result = documents_preview(documents=review.documents, requester=requester)
+            result = documents_preview(documents=review.documents, requester=requester, has_time=has_time)
             forecasts, beyond = predicted_effects(result, requester.now, has_time)
     except (Refusal, NotPossible) as refusal:
         review.not_predicted = str(refusal)
         return
-    review.effects = _effects(before, result, forecasts, requester)
+    review.effects = [Effect(name, forecast) for name, forecast in forecasts.items()]
     review.not_predicted = f"only {len(forecasts)} at a time; without {', '.join(beyond)}" if beyond else ""
-
-
-def _effects(
-    before: FleetView, result: ApplyResult, forecasts: Mapping[str, Forecast], requester: Requester
-) -> list[Effect]:
-    prices = machine_prices()
-    after = result.fleet or before
-    return [
-        Effect(name, forecast, *(hourly_cost(view, name, prices, requester.now) for view in (before, after)))
-        for name, forecast in forecasts.items()
-    ]

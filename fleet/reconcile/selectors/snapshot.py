@@ -118,12 +118,15 @@ def spares_by_plan(now: datetime) -> dict[tuple[str, str], PlannedSpares]:
     planned = planned_place_cells()
     if not planned:
         return {}
-    tables = WrittenTables(())
-    deployments = {view.name: view for view in _deployments(tables, {}, [], {}, dict)}
-    fleet = FleetView(_regions(list(Region.objects.all())), {}, {}, deployments, None, planned=planned)
+    fleet = FleetView(_regions(list(Region.objects.all())), {}, {}, deployment_views(), None, planned=planned)
     staying = Cell.objects.exclude(state__in=[state.value for state in LEAVING])
     found = planned_spares(fleet, Counter(staying.values_list("deployment_id", "region_id", "instance_type_id")), now)
     return {pool: spares for pool, spares in found.items() if fleet.regions[pool[0]].free is None}
+
+
+def deployment_views() -> dict[str, DeploymentView]:
+    """Every deployment with its targets by name, without its rollouts and the versions of its cells. Three queries."""
+    return {view.name: view for view in _deployments(WrittenTables(()), {}, [], {}, dict)}
 
 
 def quota_views() -> tuple[QuotaView, ...]:

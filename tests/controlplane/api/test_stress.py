@@ -1,10 +1,12 @@
 """More load and lost regions over HTTP: of the present fleet, and of the fleet after documents or a draft."""
 
 from datetime import timedelta
+from itertools import count
 from typing import Any
 
 import pytest
 
+from controlplane.forecast_budget import ForecastBudget, ForecastLimits
 from fleet.deployments.models import DeploymentRegion
 from fleet.drafts.services import draft_create
 from kernel.access import Role
@@ -85,3 +87,45 @@ def test_viewers_ask_about_documents_and_only_operators_about_drafts() -> None:
         caller = calls(make_user(role.value, role))
         assert caller.post("/api/v1/what-if", {"documents": [cells(4)]}, format="json").status_code == 200
         assert caller.post("/api/v1/what-if", {"draft": draft.key}, format="json").status_code == status
+
+
+@pytest.fixture
+def core(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets how many seconds of a core pass between two looks at the clock. Returns the budget."""
+
+    def set_pace(pace_s: float) -> ForecastBudget:
+        clock = count(0, pace_s)
+        budget = ForecastBudget(ForecastLimits(patience_s=0), core_s=lambda: float(next(clock)))
+        monkeypatch.setattr("controlplane.api.stress.FORECASTS", budget)
+        return budget
+
+    return set_pace
+
+
+@pytest.mark.parametrize(("documents", "field"), [([cells(4)], "documents"), (None, "factor")])
+def test_a_question_that_takes_too_long_is_refused(core: Any, documents: Any, field: str) -> None:
+    core(6.0)
+    body = {"documents": documents} if documents else {}
+    answer = asked(**body)
+    assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, field)
+    assert "takes longer than a request may (5 s of a core)" in answer.content.decode()
+    assert DeploymentRegion.objects.get(region=WEST).cells == 2
+
+
+def test_a_viewer_uses_up_only_their_own_share_of_a_minute(core: Any) -> None:
+    core(1.0)
+    viewer, other = calls(make_user("viewer")), calls(make_user("other"))
+
+    def status(caller: Any) -> int:
+        return int(caller.post("/api/v1/what-if", {"documents": [cells(4)]}, format="json").status_code)
+
+    answers = [status(viewer) for _ in range(6)]
+    assert (answers[0], answers[-1]) == (200, 429)
+    assert status(other) == 200
+    assert "you had as many forecasts" in viewer.post("/api/v1/what-if", {}, format="json").json()["detail"]
+
+
+def test_another_forecast_is_waited_for_only_briefly(core: Any) -> None:
+    with core(0.0).take("ada"):
+        answer = calls(make_user("viewer")).post("/api/v1/what-if", {}, format="json")
+    assert (answer.status_code, "Retry-After" in answer.headers) == (503, True)

@@ -76,7 +76,7 @@ def test_batches_wait_and_lack_nothing() -> None:
 def test_the_page_says_how_much_the_fleet_carries_and_what_breaks_first() -> None:
     assert "No forecast of the next day yet" in fragment(signed_in(), f"/what-if/?lost={EAST}&factor=nan", "what-if")
     forecast_row(75)
-    view = what_if(Question(1.2, (EAST, "unknown")), user="ada", now=NOW)
+    view = what_if(Question(1.2, (EAST, "unknown")), now=NOW, has_time=lambda: True)
     assert view.headline.startswith("the fleet without us-east-1 holds until 0.5x the forecast")
     assert view.headline.endswith("first to break: TTFT of sim-70b in us-east-1 at 12:00 UTC")
     assert (view.question.lost, view.rows[0].stress.breaks) == ((EAST,), True)

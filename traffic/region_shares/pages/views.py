@@ -22,7 +22,8 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.events import marked
 from controlplane.dashboard.fragments import Context, Fragment, Page, PageRequest
-from controlplane.stress import WhatIf, question_of, what_if_or_reason
+from controlplane.stored_what_ifs import WhatIfPanel, what_if_panel
+from controlplane.stress import what_if
 from fleet.deployments.models import Deployment
 from fleet.regions.models import Region
 from kernel.refusals import InvalidInput
@@ -100,8 +101,14 @@ TRAFFIC = Page(
 )
 
 
-def _what_if(request: PageRequest) -> WhatIf:
-    return what_if_or_reason(question_of(request.filters), user=request.caller.user.get_username(), now=request.now)
+def _what_if(request: PageRequest) -> WhatIfPanel:
+    return what_if_panel(
+        request.filters,
+        name="present",
+        user=request.caller.user.get_username(),
+        now=request.now,
+        compute=lambda question, has_time: what_if(question, now=request.now, has_time=has_time),
+    )
 
 
 WHAT_IF = Page(

@@ -83,7 +83,12 @@ def plan_stress(
         at = one.at + timedelta(seconds=slot * one.slot_s)
         load = factor * sum(place.demand[slot] for place in one.places.values())
         rows.append(Stress(one.name, at, load, sum(without_room.values()), until, first))
-    return tuple(sorted(rows, key=lambda row: (row.holds_until, -row.unplaced, row.deployment)))
+    return tuple(sorted(rows, key=first_to_break))
+
+
+def first_to_break(row: Stress) -> tuple[float, float, str]:
+    """Sorts the first deployment to break first."""
+    return row.holds_until, -row.unplaced, row.deployment
 
 
 def _worst_moment(

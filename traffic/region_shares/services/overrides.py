@@ -16,7 +16,8 @@ from fleet.deployments.planner import empties_origin
 from fleet.deployments.services.deployments import EVACUATE_RULE
 from fleet.regions.models import Region
 from kernel import live, wake_ups
-from kernel.events import event_record
+from kernel.events import event_record, events_record
+from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from kernel.transitions import compare_and_set
@@ -286,44 +287,74 @@ EVACUATE = FleetAction(EVACUATE_RULE, "Evacuate a region for real", _perform_eva
 def traffic_policy_change(*, deployment: str, stated: Mapping[str, Any], actor: str, now: datetime) -> TrafficPolicy:
     """Changes parts of a deployment's traffic policy and returns the whole. Raises InvalidInput for an unknown key,
     region or deployment, a value out of range, or a residency without its own region."""
-    with transaction.atomic():
-        Deployment.objects.select_for_update().get(name=deployment)
-        rule = TrafficRule.objects.filter(deployment_id=deployment).first()
+    return traffic_policies_change(stated={deployment: stated}, actor=actor, now=now)[deployment]
+
+
+@transaction.atomic
+def traffic_policies_change(
+    *, stated: Mapping[str, Mapping[str, Any]], actor: str, now: datetime
+) -> dict[str, TrafficPolicy]:
+    """As `traffic_policy_change` for several deployments, by name. At most eight queries. Raises
+    Deployment.DoesNotExist for an unknown one."""
+    known = Deployment.objects.select_for_update().filter(name__in=stated).order_by("name")
+    if unknown := sorted(set(stated) - {row.name for row in known}):
+        raise Deployment.DoesNotExist(f"there is no deployment {unknown[0]!r}")
+    rules = {rule.deployment_id: rule for rule in TrafficRule.objects.filter(deployment__in=stated)}
+    regions, there = set(Region.objects.values_list("name", flat=True)), _deployment_names()
+    policies: dict[str, TrafficPolicy] = {}
+    new: list[TrafficRule] = []
+    changed: list[TrafficRule] = []
+    retested: list[str] = []
+    for name, fields in stated.items():
+        rule = rules.get(name)
         before = rule.policy() if rule else TrafficPolicy()
-        policy = _parsed_policy(stated, before)
+        policies[name] = policy = _parsed_policy(fields, before, regions, there)
         if policy == before:
-            return policy
+            continue
         tested = (policy.tested_concurrency, policy.tested_by_type)
         if tested != (before.tested_concurrency, before.tested_by_type):
-            # Samples in the old unit would look like a change of capacity.
-            TrafficWindow.objects.filter(deployment_id=deployment).update(samples=[])
-        revision = rule.revision + 1 if rule else 1
-        TrafficRule.objects.update_or_create(
-            deployment_id=deployment,
-            defaults={
-                "stated": traffic_policy_as_json(policy), "revision": revision, "actor": actor, "changed_at": now,
-            },
-        )  # fmt: skip
-        event_record(
-            kind="traffic.policy",
-            message=f"traffic policy of {deployment} changed by {actor}: {', '.join(sorted(stated))}",
-            tone=Tone.MOVING,
-            now=now,
-            actor=actor,
-            deployment=deployment,
-            detail={"stated": dict(stated), "revision": revision},
-        )
+            retested.append(name)
+        row = rule or TrafficRule(deployment_id=name, revision=0)
+        row.stated, row.revision = traffic_policy_as_json(policy), row.revision + 1
+        row.actor, row.changed_at = actor, now
+        (changed if rule else new).append(row)
+    if retested:
+        # Samples in the old unit would look like a change of capacity.
+        TrafficWindow.objects.filter(deployment__in=retested).update(samples=[])
+    if new:
+        TrafficRule.objects.bulk_create(new)
+    if changed:
+        TrafficRule.objects.bulk_update(changed, ("stated", "revision", "actor", "changed_at"))
+    if rows := [*new, *changed]:
+        events_record([_policy_event(row, stated[row.deployment_id]) for row in rows])
         live.push("traffic")
         wake_ups.send(AUTOPILOT_TASK)
-    return policy
+    return policies
 
 
-def _parsed_policy(stated: Mapping[str, Any], before: TrafficPolicy) -> TrafficPolicy:
+def _policy_event(row: TrafficRule, stated: Mapping[str, Any]) -> Event:
+    return Event(
+        at=row.changed_at,
+        kind="traffic.policy",
+        message=f"traffic policy of {row.deployment_id} changed by {row.actor}: {', '.join(sorted(stated))}",
+        tone=Tone.MOVING,
+        actor=row.actor,
+        deployment=row.deployment_id,
+        detail={"stated": dict(stated), "revision": row.revision},
+    )
+
+
+def _deployment_names() -> set[str]:
+    return set(Deployment.objects.values_list("name", flat=True))
+
+
+def _parsed_policy(
+    stated: Mapping[str, Any], before: TrafficPolicy, known_regions: set[str], there: set[str]
+) -> TrafficPolicy:
     try:
-        policy = parse_traffic_policy(stated, Region.objects.values_list("name", flat=True), before)
+        policy = parse_traffic_policy(stated, known_regions, before)
     except InvalidTrafficPolicy as error:
         raise InvalidInput(field=error.field, rule="policy", message=str(error)) from None
-    there = set(Deployment.objects.values_list("name", flat=True))
     for name in policy.split:
         if name not in there:
             message = f"unknown deployment {name}; known: {', '.join(sorted(there))}"

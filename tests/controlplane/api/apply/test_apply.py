@@ -311,14 +311,17 @@ def test_a_kind_that_only_admins_change_is_refused_to_operators_in_documents_as_
     [
         ("Model", {"description": "new"}, 2),  # its row and its event
         ("Region", {"position": 4}, 2),
-        ("Deployment", {"scaling": {"mode": "act"}}, 4),  # locks and reads its deployment, and both writes
+        ("Deployment", {"scaling": {"mode": "act"}, "drain_deadline_s": 90}, 0),
+        ("Deployment", {"regions": [{"region": "us-east-1", "cells": 4}]}, 0),
+        ("Deployment", {"regions": [{"region": "us-east-1", "cells": {"min": 2, "max": 5}}], "priority": 7}, 0),
+        ("TrafficPolicy", {"utilisation_cap": 0.7, "tested_concurrency": 9}, 0),
         ("Deployment", {"regions": [{"region": "us-east-1", "cells": 1}]}, 0),  # unchanged
     ],
 )
 def test_more_documents_take_more_queries_only_for_their_writes(kind: str, spec: dict[str, Any], each: int) -> None:
     counts = []
     for number in range(12):
-        rows.deployment(f"{kind.lower()}-{number}") if kind == "Deployment" else None
+        rows.deployment(f"{kind.lower()}-{number}")
     for documents in (2, 12):
         made = documents_of(valid([document(kind, f"{kind.lower()}-{number}", **spec) for number in range(documents)]))
         with CaptureQueriesContext(connection) as captured:
