@@ -24,7 +24,7 @@ from kernel.refusals import Refusal
 from traffic.region_shares.selectors import expected_load_inputs
 
 DRAFTS_KEPT_S, PRESENT_KEPT_S = 7 * 86_400, 600
-"""Every question about the present fleet is kept by itself, so for a short time."""
+"""Each question about the present fleet has its own entry, so those are short-lived."""
 REPLY_LIMIT_S = 0.2
 """A reachable server needs well below a millisecond."""
 BREAKER = CircuitBreaker(pause_s=2.0)
