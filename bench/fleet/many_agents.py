@@ -262,7 +262,8 @@ def _connected_agents(
 
 def _run(bench: Bench, options: argparse.Namespace) -> None:
     time.sleep(SETTLED_AFTER_S)
-    bench.measure("steady", options.seconds)
+    for _ in range(options.rounds):
+        bench.measure("steady", options.seconds)
     for _ in range(options.storms):
         bench.storm()
 
@@ -270,6 +271,7 @@ def _run(bench: Bench, options: argparse.Namespace) -> None:
 def _arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--agents", type=int, default=300)
     parser.add_argument("--seconds", type=float, default=60.0, help="how long is measured")
+    parser.add_argument("--rounds", type=int, default=1, help="how often that is measured")
     parser.add_argument("--storms", type=int, default=1, help="how often every web process is killed")
     parser.add_argument("--webs", type=int, default=1, help="web processes")
     parser.add_argument("--processes", type=int, default=1, help="processes that simulate agents")

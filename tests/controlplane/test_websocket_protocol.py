@@ -136,9 +136,12 @@ async def test_a_connection_that_is_being_closed_does_not_stop_web_from_ending()
 async def test_only_a_client_that_sends_nothing_is_pinged(monkeypatch: pytest.MonkeyPatch) -> None:
     pings: list[str] = []
     monkeypatch.setattr(WebSocketsSansIOProtocol, "send_keepalive_ping", lambda protocol: pings.append("ping"))
-    monkeypatch.setattr(WebSocketsSansIOProtocol, "schedule_ping", lambda protocol: pings.append("later"))
     protocol, _ = connection(Echo())
     protocol.data_received(b"GET /live HTTP/1.1\r\n" + HEAD + b"\r\n")
-    for _ in range(3):
+    protocol.send_keepalive_ping()
+    assert not pings
+    assert protocol.ping_timer is not None
+    protocol.ping_timer.cancel()
+    for _ in range(2):
         protocol.send_keepalive_ping()
-    assert pings == ["later", "ping", "ping"]
+    assert pings == ["ping", "ping"]
