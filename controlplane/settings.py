@@ -450,6 +450,7 @@ SPECTACULAR_SETTINGS = {
         "ValidationState": "controlplane.api.enums.VALIDATION_STATES",
         "JobState": "controlplane.api.enums.JOB_STATES",
         "DiffChange": "controlplane.api.enums.CHANGES",
+        "BatchSinkKind": "controlplane.api.enums.SINK_KINDS",
         "Tone": "controlplane.api.enums.TONES",
         "AuditOutcome": "controlplane.api.enums.AUDIT_OUTCOMES",
         "AuditProof": "controlplane.api.enums.AUDIT_PROOFS",

@@ -46,10 +46,10 @@ def main(parser: argparse.ArgumentParser) -> None:
     with TemporaryDirectory() as scratch, ExitStack() as stack:
         folder = Path(scratch)
         stack.enter_context(database(folder, BASE_PORT + 90))
-        paths = dict(stack.enter_context(_path(folder, options.through)))
+        paths = dict(stack.enter_context(request_path(folder, options.through)))
         if options.by == "kafka":
             paths["broker"] = stack.enter_context(_broker(folder))
-        _prepare()
+        serving_rows()
         for turn in range(options.rounds):
             row: dict[str, object] = {"through": options.through, "by": options.by, "requests": options.requests}
             measure = _rows if options.by == "rows" else _topic
@@ -102,7 +102,7 @@ def _broker(folder: Path) -> Iterator[psutil.Process]:
 
 
 @contextmanager
-def _path(folder: Path, through: str) -> Iterator[Processes]:
+def request_path(folder: Path, through: str) -> Iterator[Processes]:
     """Yields the processes behind the control plane by name; the first in the path serves `BASE_PORT`."""
     with ExitStack() as stack:
         if through == "wire":
@@ -118,11 +118,12 @@ def _path(folder: Path, through: str) -> Iterator[Processes]:
         yield {"ingress": ingress, **found}
 
 
-def _prepare() -> None:
+def serving_rows(cells: int = 0) -> None:
+    """Migrates the database, and adds a region whose ingress is at `BASE_PORT` and whose pool has these cells."""
     import msgspec
     from django.core.management import call_command
 
-    from engine_agent.protocol.ingress_messages import Pool, RoutingTable
+    from engine_agent.protocol.ingress_messages import CellEndpoint, Pool, RoutingTable
     from fleet.regions.models import Region
     from kernel import clock
     from traffic.routing import models
@@ -131,7 +132,8 @@ def _prepare() -> None:
     call_command("migrate", verbosity=0)
     region = Region.objects.create(name=contenders.REGION)
     ingress_create(region=region, address="127.0.0.1", port=BASE_PORT, now=clock.now())
-    pool = Pool(contenders.MODEL, (contenders.MODEL,), "realtime", (), (), {contenders.REGION: 1.0})
+    there = tuple(CellEndpoint(f"cell-{number}", 1, "127.0.0.1", BASE_PORT, 256) for number in range(cells))
+    pool = Pool(contenders.MODEL, (contenders.MODEL,), "realtime", there, (), {contenders.REGION: 1.0})
     body = msgspec.to_builtins(RoutingTable(1, contenders.REGION, (pool,)))
     models.RoutingTable.objects.create(region=region, revision=1, body=body, reason="bench", created_at=clock.now())
 
@@ -143,7 +145,7 @@ def _accept(count: int, group: int) -> dict[str, float]:
     from traffic.tenants.selectors import Application
 
     settings = AsyncSettings(max_open_per_tenant=10**9)
-    began_s, before = time.monotonic(), _cpu({"self": psutil.Process()})
+    began_s, before = time.monotonic(), cpu_by_name({"self": psutil.Process()})
     for first in range(0, count, group):
         submissions = [
             AsyncSubmission("/v1/chat/completions", BODY % number, idempotency_key=f"{began_s}-{number}")
@@ -151,7 +153,7 @@ def _accept(count: int, group: int) -> dict[str, float]:
         ]
         application = Application(tenant=f"t-{first // group % TENANTS}")
         async_requests_accept(application=application, submissions=submissions, now=clock.now(), settings=settings)
-    return _rates(count, began_s, before, _cpu({"self": psutil.Process()}))
+    return _rates(count, began_s, before, cpu_by_name({"self": psutil.Process()}))
 
 
 def _finish(folder: Path, count: int, paths: Processes, is_done: Callable[[], bool], profile: bool) -> dict[str, float]:
@@ -163,11 +165,11 @@ def _finish(folder: Path, count: int, paths: Processes, is_done: Callable[[], bo
         while not AsyncRequest.objects.exclude(state="queued").exists():
             _check_limit(0.0, jobs, folder)
             time.sleep(0.01)
-        began_s, before = time.monotonic(), _cpu({"jobs": jobs, **paths})
+        began_s, before = time.monotonic(), cpu_by_name({"jobs": jobs, **paths})
         while not is_done():
             _check_limit(began_s, jobs, folder)
             time.sleep(0.05)
-        figures = _rates(count, began_s, before, _cpu({"jobs": jobs, **paths}))
+        figures = _rates(count, began_s, before, cpu_by_name({"jobs": jobs, **paths}))
     if profile:
         print("\n".join((folder / "jobs.log").read_text().splitlines()[:60]))
     figures["done"] = AsyncRequest.objects.filter(state="done").count()
@@ -195,7 +197,7 @@ def _published(count: int) -> bool:
     return AsyncRequest.objects.filter(published_at__isnull=False).count() >= count
 
 
-def _cpu(processes: Processes) -> dict[str, float]:
+def cpu_by_name(processes: Processes) -> dict[str, float]:
     """CPU seconds of each process with its children, and of PostgreSQL's processes that this bench started."""
     used = {name: cpu_s([each] if name == "self" else family(each.pid)) for name, each in processes.items()}
     backends = [each for each in psutil.process_iter(["name"]) if each.info["name"] == "postgres" and _is_ours(each)]

@@ -32,6 +32,7 @@ from kernel.tones import Tone
 from models_registry.benchmarks.planning.workload import BenchmarkState
 from models_registry.versions.planning.diff import Change
 from models_registry.versions.planning.lifecycle import ValidationState, VersionState
+from traffic.batch_sinks.planner import SinkKind
 from traffic.keys.planner import KeyState
 from traffic.region_shares.planning.autopilot import ShiftKind
 from traffic.region_shares.planning.policy import EvacuationMode, OverrideKind
@@ -81,3 +82,4 @@ OVERRIDE_KINDS = choices(OverrideKind)
 EVACUATION_MODES = choices(EvacuationMode)
 RATE_KINDS = KINDS_OF_RATES
 FIGURE_SOURCES = SOURCES
+SINK_KINDS = choices(SinkKind)

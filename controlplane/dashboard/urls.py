@@ -80,6 +80,13 @@ from traffic.batch_schedules.pages import (
     SCHEDULES,
     schedule_action,
 )
+from traffic.batch_sinks.pages import (
+    SINK_CHANGE_WIZARD,
+    SINK_WIZARD,
+    SINKS,
+    delivery_retry,
+    sink_delete,
+)
 from traffic.batches.pages import BATCH, BATCHES, batch_action, batch_download, batch_new
 from traffic.keys.pages.tenant import tenant_page
 from traffic.keys.pages.views import (
@@ -190,6 +197,11 @@ urlpatterns = [
     path("batches/schedules/<slug:key>/", _view(SCHEDULE), name="batch-schedule"),
     path("batches/schedules/<slug:key>/change/", _wizard(SCHEDULE_CHANGE_WIZARD), name="batch-schedule-change"),
     path("batches/schedules/<slug:key>/ask/<str:action>/", schedule_action, name="batch-schedule-action"),
+    path("batches/sinks/", _view(SINKS), name="batch-sinks"),
+    path("batches/sinks/new/", _wizard(SINK_WIZARD), name="batch-sink-new"),
+    path("batches/sinks/<slug:key>/change/", _wizard(SINK_CHANGE_WIZARD), name="batch-sink-change"),
+    path("batches/sinks/<slug:key>/delete/", sink_delete, name="batch-sink-delete"),
+    path("batches/deliveries/<int:key>/continue/", delivery_retry, name="batch-delivery-retry"),
     path("batches/<str:key>/", _view(BATCH), name="batch-page"),
     path("batches/<str:key>/<str:name>.jsonl", batch_download, name="batch-download"),
     path("batches/<str:key>/ask/<str:action>/", batch_action, name="batch-action"),

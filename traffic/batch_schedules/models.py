@@ -11,7 +11,7 @@ from traffic.batches.planning.batch import ENDPOINTS, USUAL_PRIORITY, USUAL_WIND
 from traffic.keys.models import ApplicationKey
 
 SETTABLE = (
-    "cron", "time_zone", "prefix", "marker", "quiet_s", "input", "output_uri", "endpoint", "region", "window",
+    "cron", "time_zone", "prefix", "marker", "quiet_s", "input", "output_uri", "sinks", "endpoint", "region", "window",
     "priority", "overlap", "missed", "paused",
 )  # fmt: skip
 """Columns that operators set."""
@@ -46,6 +46,7 @@ class BatchSchedule(models.Model):
     output_uri = models.CharField(
         max_length=1000, blank=True, help_text="Second destination of results, such as `s3://bucket/out/{date}`."
     )
+    sinks = models.JSONField(default=list, help_text="Names of sinks that get the results.")
     endpoint = models.CharField(
         max_length=64,
         choices=[(each, each) for each in ENDPOINTS],

@@ -30,6 +30,7 @@ from traffic.batch_schedules.services.schedules import (
     batch_schedule_delete,
     batch_schedule_run,
 )
+from traffic.batch_sinks.models import BatchSink
 from traffic.keys.models import ApplicationKey
 
 KEYS_OFFERED = 200
@@ -183,6 +184,12 @@ def _keys(typed: Typed) -> list[Option]:
     return [Option(row.prefix, note=f"{row.name}, tenant {row.tenant}") for row in rows[:KEYS_OFFERED]]
 
 
+def _sinks(typed: Typed) -> list[Option]:
+    key = ApplicationKey.objects.filter(prefix=typed.text("key")).first()
+    rows = BatchSink.objects.filter(tenant=key.tenant) if key else BatchSink.objects.none()
+    return [Option(row.name, note=row.url) for row in rows[:KEYS_OFFERED]]
+
+
 def _name_in_url(typed: Typed) -> list[Option]:
     return [Option(typed.text("name"))]
 
@@ -190,14 +197,20 @@ def _name_in_url(typed: Typed) -> list[Option]:
 def _documents(values: Values) -> Documents:
     """All fields, so that a field that was emptied is cleared."""
     texts = ("cron", "prefix", "marker", "input", "output_uri", "region")
-    spec: dict[str, Any] = dict.fromkeys(texts, "") | {"paused": False}
+    spec: dict[str, Any] = dict.fromkeys(texts, "") | {"paused": False, "sinks": []}
     return [document(Kind.BATCH_SCHEDULE, values["name"], spec | nested(values, ("key", *SETTABLE)))]
 
 
 def _start(request: PageRequest) -> dict[str, str | list[str]]:
     row = get_object_or_404(BatchSchedule, name=request.key)
-    texts = {name: str(getattr(row, name)) for name in SETTABLE if name != "paused"}
-    return {"name": row.name, "key": row.key_id, **texts, **({"paused": "on"} if row.paused else {})}
+    texts = {name: str(getattr(row, name)) for name in SETTABLE if name not in {"paused", "sinks"}}
+    return {
+        "name": row.name,
+        "key": row.key_id,
+        "sinks": list(row.sinks),
+        **texts,
+        **({"paused": "on"} if row.paused else {}),
+    }
 
 
 def _input(name: str, **stated: Any) -> Input:
@@ -223,6 +236,7 @@ _STEPS = (
         (
             _input("input", placeholder="s3://acme-batches/in/{date}.jsonl"),
             _input("output_uri", label="Also write results to", placeholder="nowhere else"),
+            _input("sinks", kind=InputKind.MANY, options=_sinks, follows=True, placeholder="Its tenant has no sinks."),
             _input("endpoint", value="/v1/chat/completions"),
             _input("region", placeholder="any"),
         ),

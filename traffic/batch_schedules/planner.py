@@ -119,7 +119,7 @@ def plan_objects(
     """Returns the inputs that are complete, in the order of their keys: their marker is present or, without markers,
     they did not change for `quiet_s`."""
     keys, before = frozenset(present), now - timedelta(seconds=quiet_s)
-    inputs = (each for each in objects if each.key.endswith(SUFFIX))
+    inputs = (each for each in objects if each.key.endswith(SUFFIX) and each.key.isprintable())
     ready = (each for each in inputs if (marker_of(each.key, marker) in keys if marker else each.changed_at <= before))
     return sorted(ready, key=lambda each: each.key)
 

@@ -29,6 +29,7 @@ from traffic.batches.selectors import (
     batch_standing,
     batches_described,
     batches_of,
+    deliveries_of,
     tallies,
 )
 from traffic.batches.services.batch import batch_cancel, batch_create, batch_settings
@@ -54,8 +55,11 @@ def batches(request: HttpRequest, application: Application) -> HttpResponseBase:
         )
         return _batch_response(created)
     rows, has_more = list_rows(batches_of(application.tenant), list_query(request, usual=20, most=100))
-    done = tallies(rows)
-    return JsonResponse(list_json(rows, lambda row: batch_json(row, done[row.id], now=now), has_more=has_more))
+    done, sinks = tallies(rows), deliveries_of(rows)
+    shown = list_json(
+        rows, lambda row: batch_json(row, done[row.id], now=now, deliveries=sinks[row.id]), has_more=has_more
+    )
+    return JsonResponse(shown)
 
 
 @application_view("GET", audit_exempt_as=APPLICATIONS)
@@ -74,7 +78,8 @@ def cancel(request: HttpRequest, application: Application, batch_id: str) -> Htt
 
 
 def _batch_response(batch: Batch) -> HttpResponseBase:
-    return JsonResponse(batch_json(batch, tallies([batch])[batch.id], now=clock.now()))
+    deliveries = deliveries_of([batch])[batch.id]
+    return JsonResponse(batch_json(batch, tallies([batch])[batch.id], now=clock.now(), deliveries=deliveries))
 
 
 def _json_payload(request: HttpRequest) -> dict[str, Any]:

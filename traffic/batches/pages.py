@@ -36,6 +36,8 @@ from kernel import clock
 from kernel.access import Role, require
 from kernel.refusals import InvalidInput
 from kernel.tones import Tone
+from traffic.batch_schedules.models import BatchRun
+from traffic.batch_sinks.pages import deliveries_of_batch, delivery_list
 from traffic.batches.models import Batch, BatchTimeline, StoredFile
 from traffic.batches.planning.batch import (
     BATCH_TONE,
@@ -66,11 +68,12 @@ MAX_FORM_BYTES = 4 * 1000 * 1000
 
 @dataclass(frozen=True, slots=True)
 class BatchRow:
-    """`files`: its results and errors, on its own page."""
+    """`files`: its results and errors, `schedule`: the one that created it, both on its own page."""
 
     batch: Batch
     standing: BatchStanding
     files: Mapping[str, StoredFile] | None = None
+    schedule: str = ""
 
     @property
     def state(self) -> BatchState:
@@ -130,7 +133,10 @@ BATCH_LIST: List[BatchRow] = List(
 
 def batch_find(batch_id: str, now: datetime) -> BatchRow | None:
     batch = batches_described().filter(id=batch_id).first()
-    return BatchRow(batch, batch_standing(batch, now), batch_files(batch, now)) if batch else None
+    if batch is None:
+        return None
+    run = BatchRun.objects.filter(batch=batch).first()
+    return BatchRow(batch, batch_standing(batch, now), batch_files(batch, now), run.schedule_id if run else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,13 +203,23 @@ BATCHES = Page(
     lists=(BATCH_LIST,),
 )
 
+DELIVERIES_OF_BATCH = delivery_list(deliveries_of_batch, "")
+
 BATCH = Page(
     section="batches",
     title="",
     fragments=(
         Fragment("batch", "", ("batches",), "traffic/batches/batch.html", _batch),
         Fragment("batch-progress", "Progress", ("batches",), "traffic/batches/progress.html", _progress),
+        Fragment(
+            "batch-deliveries",
+            "Deliveries to sinks",
+            ("batches",),
+            "traffic/batch_sinks/deliveries.html",
+            DELIVERIES_OF_BATCH.page,
+        ),
     ),
+    lists=(DELIVERIES_OF_BATCH,),
     actions=_actions,
     charts=True,
 )

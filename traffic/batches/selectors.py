@@ -20,6 +20,7 @@ from fleet.cells.models import CellMember
 from fleet.deployments.models import Deployment
 from fleet.load.selectors import load_in_short
 from fleet.reconcile.planning.states import CellState
+from traffic.batch_sinks.models import BatchDelivery
 from traffic.batches.models import OPEN_STATES, Batch, BatchRange, StoredFile
 from traffic.batches.planning.batch import BATCH_ID, RESERVE, STAMPS, BatchJob, BatchState, Tally, estimated_end
 from traffic.batches.planning.pacing import AtRiskPolicy, PacedBatch, PaceStep
@@ -142,7 +143,18 @@ def tallies(batches: Iterable[Batch]) -> dict[str, Tally]:
     return found
 
 
-def batch_json(batch: Batch, tally: Tally, *, now: datetime) -> dict[str, Any]:
+def deliveries_of(batches: Iterable[Batch]) -> dict[str, list[dict[str, Any]]]:
+    """Returns the deliveries to sinks by batch, in one query."""
+    found: dict[str, list[dict[str, Any]]] = {batch.id: [] for batch in batches}
+    for row in BatchDelivery.objects.filter(batch__in=list(found)).order_by("id"):
+        shown = {"name": row.sink_id, "status": row.state, "lines": row.lines, "dead_letters": row.dead}
+        found[row.batch_id].append({**shown, "reason": row.reason or None})
+    return found
+
+
+def batch_json(
+    batch: Batch, tally: Tally, *, now: datetime, deliveries: Iterable[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """Returns OpenAI's object; times are Unix seconds. `switchyard` has fields beyond OpenAI's."""
     shown: dict[str, Any] = {
         "id": batch.id,
@@ -177,6 +189,7 @@ def batch_json(batch: Batch, tally: Tally, *, now: datetime) -> dict[str, Any]:
             "input_uri": batch.input_uri or None,
             "input_etag": batch.input_etag or None,
             "output_uri": batch.output_uri or None,
+            "sinks": list(deliveries),
             "deadline_at_risk_at": unix_seconds(batch.at_risk_at),
             "warnings": _batch_warnings(batch),
             "serving_class": served_as(batch).value,

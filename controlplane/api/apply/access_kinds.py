@@ -1,6 +1,6 @@
-"""Documents about access: groups, users, the identity provider and webhooks. Only admins preview and apply them, and
-plan drafts do not hold them, because everybody with a draft's link sees it. Secrets leave a document when it is read,
-and plans never show them."""
+"""Documents about access: groups, users, the identity provider, webhooks and sinks of batches. Only admins preview and
+apply them, and plan drafts do not hold them, because everybody with a draft's link sees it. Secrets leave a document
+when it is read, and plans never show them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,9 +16,10 @@ from controlplane.api.apply.planning import Kind
 from fleet.webhooks.api import ChangeWebhookSerializer
 from fleet.webhooks.models import Webhook
 from kernel.rest.serializers import ColumnsSerializer, StrictSerializer
+from traffic.batch_sinks.api import ChangeBatchSinkSerializer
 
 Stated = dict[str, Any]
-PRIVATE = frozenset({Kind.GROUP, Kind.USER, Kind.IDENTITY_PROVIDER, Kind.WEBHOOK})
+PRIVATE = frozenset({Kind.GROUP, Kind.USER, Kind.IDENTITY_PROVIDER, Kind.WEBHOOK, Kind.BATCH_SINK})
 PROVIDER = "oidc"
 """Name of the only document of its kind."""
 ACCESS_NAMES: Mapping[Kind, str] = {
@@ -26,13 +27,17 @@ ACCESS_NAMES: Mapping[Kind, str] = {
     Kind.USER: r"^[-A-Za-z0-9_.@+]+\Z",
     Kind.IDENTITY_PROVIDER: rf"^{PROVIDER}\Z",
 }
-ACCESS_NAME_MAX: Mapping[Kind, int] = {Kind.GROUP: 100, Kind.USER: 64, Kind.WEBHOOK: 64}
+ACCESS_NAME_MAX: Mapping[Kind, int] = {Kind.GROUP: 100, Kind.USER: 64, Kind.WEBHOOK: 64, Kind.BATCH_SINK: 64}
 ACCESS_NAME_RULES: Mapping[Kind, str] = {
     Kind.GROUP: "may have only letters, digits, ., - and _, and begins with a letter or digit",
     Kind.USER: "may have only letters, digits and -_.@+",
     Kind.IDENTITY_PROVIDER: f"is {PROVIDER}",
 }
-SECRET_FIELDS: Mapping[Kind, str] = {Kind.IDENTITY_PROVIDER: "client_secret", Kind.WEBHOOK: "secret"}
+SECRET_FIELDS: Mapping[Kind, str] = {
+    Kind.IDENTITY_PROVIDER: "client_secret",
+    Kind.WEBHOOK: "secret",
+    Kind.BATCH_SINK: "password",
+}
 
 
 class GroupSpec(ChangeGroupSerializer):
@@ -83,11 +88,16 @@ class WebhookSpec(ChangeWebhookSerializer):
         return sorted(set(events))
 
 
+class BatchSinkSpec(ChangeBatchSinkSerializer):
+    """A destination of results. Its tenant never changes."""
+
+
 ACCESS_SPECS: Mapping[Kind, type[StrictSerializer]] = {
     Kind.GROUP: GroupSpec,
     Kind.USER: UserSpec,
     Kind.IDENTITY_PROVIDER: IdentityProviderSpec,
     Kind.WEBHOOK: WebhookSpec,
+    Kind.BATCH_SINK: BatchSinkSpec,
 }
 
 

@@ -56,6 +56,7 @@ from models_registry.versions.selectors import version_by_reference, version_sta
 from models_registry.versions.services.drafts import draft_change, draft_create, model_change, model_create
 from models_registry.versions.services.validation import validation_start
 from traffic.batch_schedules.services.schedules import batch_schedule_change, batch_schedule_create
+from traffic.batch_sinks.services.sinks import batch_sink_change, batch_sink_create
 from traffic.region_shares.selectors import ExpectedLoad, expected_load
 from traffic.region_shares.services.overrides import traffic_policies_change, traffic_policy_change
 
@@ -362,6 +363,14 @@ def _lay_down(step: Step, requester: Requester) -> None:
     )
 
 
+def _create_batch_sink(step: Step, requester: Requester) -> None:
+    batch_sink_create(name=step.document.name, actor=requester.actor, now=requester.now, **step.arguments)
+
+
+def _change_batch_sink(step: Step, requester: Requester) -> None:
+    batch_sink_change(name=step.document.name, actor=requester.actor, now=requester.now, **step.arguments)
+
+
 def _create_batch_schedule(step: Step, requester: Requester) -> None:
     batch_schedule_create(name=step.document.name, actor=requester.actor, now=requester.now, **step.arguments)
 
@@ -451,6 +460,8 @@ _SERVICES: Mapping[tuple[Kind, Action], Callable[[Step, Requester], Approval | N
     (Kind.DEPLOYMENT, Action.SCALE): _scale,
     (Kind.DEPLOYMENT, Action.ROLL_OUT): _roll_out,
     (Kind.TRAFFIC_POLICY, Action.CHANGE): _lay_down,
+    (Kind.BATCH_SINK, Action.CREATE): _create_batch_sink,
+    (Kind.BATCH_SINK, Action.CHANGE): _change_batch_sink,
     (Kind.BATCH_SCHEDULE, Action.CREATE): _create_batch_schedule,
     (Kind.BATCH_SCHEDULE, Action.CHANGE): _change_batch_schedule,
     (Kind.FAULT_RULE, Action.CHANGE): _set_rule,

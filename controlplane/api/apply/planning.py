@@ -30,6 +30,7 @@ class Kind(StrEnum):
     MODEL_VERSION = "ModelVersion"
     DEPLOYMENT = "Deployment"
     TRAFFIC_POLICY = "TrafficPolicy"
+    BATCH_SINK = "BatchSink"
     BATCH_SCHEDULE = "BatchSchedule"
     FAULT_RULE = "FaultRule"
     GROUP = "Group"
@@ -116,6 +117,7 @@ REQUIRED: Mapping[Kind, tuple[str, ...]] = {
     Kind.QUOTA: ("machines",),
     Kind.MODEL_IMPORT: ("source",),
     Kind.DEPLOYMENT: ("model_version", "instance_types", "regions"),
+    Kind.BATCH_SINK: ("tenant", "kind", "url"),
     Kind.BATCH_SCHEDULE: ("key",),
     Kind.GROUP: ("role",),
     Kind.WEBHOOK: ("url",),

@@ -27,6 +27,7 @@ from models_registry.versions.models import Model, ModelVersion, Validation
 from models_registry.versions.planning.lifecycle import ValidationState
 from models_registry.versions.services.drafts import COLUMNS
 from traffic.batch_schedules.selectors import batch_schedules_present
+from traffic.batch_sinks.selectors import batch_sinks_present
 from traffic.region_shares.models import TrafficRule
 from traffic.region_shares.planning.policy import TrafficPolicy, traffic_policy_as_json
 
@@ -155,6 +156,7 @@ _LOADERS = {
     Kind.MODEL_VERSION: _versions,
     Kind.DEPLOYMENT: _deployments,
     Kind.TRAFFIC_POLICY: _traffic_policies,
+    Kind.BATCH_SINK: batch_sinks_present,
     Kind.BATCH_SCHEDULE: batch_schedules_present,
     Kind.FAULT_RULE: _fault_rules,
     Kind.GROUP: groups_present,

@@ -41,6 +41,7 @@ def submit(
     output: Annotated[
         str, typer.Option("--output-uri", help="Second destination of results: s3://bucket/prefix.")
     ] = "",
+    sink: Annotated[list[str] | None, typer.Option(help="Sink that gets the results; may be repeated.")] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until it has ended.")] = False,
     region: Region = "",
     key: Key = "",
@@ -51,6 +52,7 @@ def submit(
     run = session_of(context)
     ours: dict[str, Any] = {"completion_window": window, "priority": priority}
     ours |= {"output_uri": output} if output else {}
+    ours |= {"sinks": sink} if sink else {}
     body: dict[str, Any] = {"endpoint": endpoint, "completion_window": "24h", "switchyard": ours}
     with _ingress_connection(run, region, key) as client:
         if file.startswith("s3://"):

@@ -18,6 +18,7 @@ from models_registry.benchmarks.services.search_runner import SearchRunner
 from models_registry.imports.services.runner import ModelImporter
 from traffic.async_requests.services.queue_readers import QueueReaders
 from traffic.async_requests.services.sender import AsyncSender
+from traffic.batch_sinks.services.deliveries import BatchDeliverer
 from traffic.batches.services.runner import BatchChores, BatchSender
 
 SWITCH_EVERY_S = 0.001
@@ -40,6 +41,6 @@ async def _work() -> None:
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    lease_loops = (AsyncSender(), BatchChores(), BatchSender(), WebhookSender(), ModelImporter())
+    lease_loops = (AsyncSender(), BatchChores(), BatchSender(), BatchDeliverer(), WebhookSender(), ModelImporter())
     others = (QueueReaders(), BenchmarkRunner(), SearchRunner())
     await asyncio.gather(*(each.run(stopping) for each in (*lease_loops, *others)))

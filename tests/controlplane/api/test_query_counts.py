@@ -55,6 +55,7 @@ from tests.fleet.rows import NOW
 from tests.rows_of_a_file import rows_of_a_file
 from traffic.async_requests.models import RefusedMessage, RequestQueue
 from traffic.batch_schedules.models import BatchSchedule
+from traffic.batch_sinks.models import BatchSink
 from traffic.batches.models import Batch, BatchRange
 from traffic.entry.models import Entry, EntryRevision
 from traffic.keys.models import ApplicationKey
@@ -108,6 +109,10 @@ def one_more_batch(region: Region, version: ModelVersion) -> None:
         checked_until=NOW,
     )  # fmt: skip
     schedule.runs.create(due_at=NOW, batch=batch)
+    sink = BatchSink.objects.create(
+        name=batch.id, tenant="t", kind="s3", url="s3://bucket/{batch}", actor="a", created_at=NOW, changed_at=NOW
+    )
+    sink.deliveries.create(batch=batch, due_at=NOW)
     benchmark = Benchmark.objects.create(
         version=version, deployment="d", region="r", workload="10+10", slo="ttft=9,itl=9", actor="a", created_at=NOW
     )

@@ -33,6 +33,7 @@ from tests.engine_agent.engines.builds.packed import FACTS as BUILD_FACTS
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.batch_schedules.models import BatchSchedule
+from traffic.batch_sinks.models import BatchSink
 from traffic.batches.models import Batch, BatchRange, BatchTimeline
 from traffic.demand.models import DemandForecast
 from traffic.entry.models import Entry, EntryRevision
@@ -332,6 +333,17 @@ def _key(number: int) -> None:
         checked_until=NOW,
     )
     schedule.runs.create(due_at=NOW, batch=batch, state="started", started_at=NOW)
+    sink = BatchSink.objects.create(
+        name=f"sink-{number}",
+        tenant=tenant,
+        kind="valkey",
+        url="valkeys://answers.example:6379/0",
+        key_template="answers:{custom_id}",
+        actor="ada",
+        created_at=NOW,
+        changed_at=NOW,
+    )
+    sink.deliveries.create(batch=batch, due_at=NOW, state="failed", reason="it does not answer", lines=40)
     BatchTimeline.objects.create(batch=batch, completed=[0, 40, None, 100], failed=[0, 1, None, 3])
     StoredResponse.objects.create(
         tenant=tenant, key=prefix, model="m", state="completed", input=b"[]", response=b"{}", bytes=4, created_at=NOW,

@@ -20,6 +20,7 @@ LISTS: dict[str, str] = {
     **page_urls.LISTS,
     **page_urls.SETTINGS,
     "batch-schedule-new": "/batches/schedules/new/",
+    "batch-sink-new": "/batches/sinks/new/",
     "group-new": "/settings/groups/new/",
     "key-new": "/keys/new/",
     "model-new": "/new/model/",

@@ -15,6 +15,7 @@ from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from traffic.batch_schedules.models import SETTABLE, BatchRun, BatchSchedule
 from traffic.batch_schedules.planner import OBJECT_NAMES, TIME_NAMES, Overlap, check_template, expand
+from traffic.batch_sinks.selectors import unknown_sinks
 from traffic.batches.planning.batch import USUAL_WINDOW, parse_new_batch
 from traffic.files.planner import FILE_ID
 from traffic.keys.models import ApplicationKey
@@ -123,8 +124,10 @@ def _set_columns(row: BatchSchedule, columns: Mapping[str, Any]) -> None:
         setattr(row, column, value)
     _check_times(row)
     _check_addresses(row)
-    check_columns(BatchSchedule, **{column: value for column, value in columns.items() if value != ""})
+    check_columns(BatchSchedule, **{column: value for column, value in columns.items() if value not in ("", [])})
     _check_batch(row)
+    if unknown := unknown_sinks(row.key.tenant, row.sinks):
+        raise _invalid("sinks", f"tenant {row.key.tenant} has no sink {unknown[0]!r}")
 
 
 def _check_times(row: BatchSchedule) -> None:
@@ -191,7 +194,7 @@ def _check_batch(row: BatchSchedule) -> None:
 
 def batch_payload(row: BatchSchedule, **members: Any) -> dict[str, Any]:
     """Returns the create request of a batch of this schedule. Members of `switchyard` begin with `ours_`."""
-    ours = {"completion_window": row.window, "priority": row.priority}
+    ours = {"completion_window": row.window, "priority": row.priority, "sinks": row.sinks}
     ours |= {name.removeprefix("ours_"): value for name, value in members.items() if name.startswith("ours_")}
     stated = {name: value for name, value in members.items() if not name.startswith("ours_")}
     return {"endpoint": row.endpoint, "completion_window": USUAL_WINDOW, "switchyard": ours, **stated}

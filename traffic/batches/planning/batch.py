@@ -26,7 +26,9 @@ WINDOW_UNITS_S = {"m": 60, "h": 3600, "d": 86_400}
 SHORTEST_WINDOW_S, LONGEST_WINDOW_S = 600, 7 * 86_400
 HIGHEST_PRIORITY = 9
 USUAL_PRIORITY = 5
-OUR_MEMBERS = ("completion_window", "input_uri", "output_uri", "priority")
+OUR_MEMBERS = ("completion_window", "input_uri", "output_uri", "priority", "sinks")
+SINKS_MOST = 5
+SINK_NAME = re.compile(r"[-a-zA-Z0-9_]{1,64}")
 
 
 class BatchState(StrEnum):
@@ -136,6 +138,7 @@ class NewBatch:
     output_kept_s: int | None = None
     input_uri: ObjectUri | None = None
     output_uri: ObjectUri | None = None
+    sinks: tuple[str, ...] = ()
 
     def expires_at(self, now: datetime) -> datetime:
         return now + timedelta(seconds=self.window_s)
@@ -169,6 +172,7 @@ def parse_new_batch(payload: object) -> NewBatch:
         window_s=_window_s(window),
         priority=_parsed_priority(ours.get("priority", USUAL_PRIORITY)),
         metadata=_parsed_metadata(payload.get("metadata")),
+        sinks=_parsed_sinks(ours.get("sinks")),
         output_kept_s=_output_kept_s(payload.get("output_expires_after")),
     )
 
@@ -208,6 +212,15 @@ def _object_uri(ours: Mapping[str, Any], name: str, *, is_object: bool = False) 
         return parse_object_uri(stated, is_object=is_object)
     except BadObjectUri as bad:
         raise ApplicationRefused(400, "invalid_value", f"`switchyard.{name}` {bad}", f"switchyard.{name}") from bad
+
+
+def _parsed_sinks(stated: object) -> tuple[str, ...]:
+    names = [] if stated is None else stated
+    is_list = isinstance(names, list) and len(names) <= SINKS_MOST
+    if not is_list or not all(isinstance(name, str) and SINK_NAME.fullmatch(name) for name in names):  # type: ignore[attr-defined]
+        message = f"`switchyard.sinks` must be at most {SINKS_MOST} names of sinks"
+        raise ApplicationRefused(400, "invalid_value", message, "switchyard.sinks")
+    return tuple(dict.fromkeys(names))  # type: ignore[call-overload]
 
 
 def _window_s(stated: object) -> int:

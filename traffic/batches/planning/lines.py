@@ -6,6 +6,7 @@ output or error, and tokens. Reading stops at a truncated or damaged line."""
 
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from typing import Any
 
 from engine_agent.protocol.api_surface import ErrorForm, error_object
 from kernel.decoding import decode_json
-from traffic.async_requests.planner import AttemptResponse, is_complete_answer
+from traffic.async_requests.planner import MOVED, AttemptResponse
 from traffic.batches.planning.batch import Tally
 
 MAX_CUSTOM_ID = 512
@@ -126,13 +127,17 @@ def _texts_in(value: object, depth: int) -> Iterator[str]:
                 yield from _texts_in(value[name], depth + 1)
 
 
+def work_line(line: BatchLine) -> bytes:
+    """Returns a line of a work file: its `custom_id` in JSON, a tab, and the body to send. The body is serialised
+    again, with the model first, so that all readers on the way parse it alike. JSON escapes tabs."""
+    written = json.dumps({"model": line.model, **line.body}, separators=(",", ":"), allow_nan=False)
+    return f"{json.dumps(line.custom_id)}\t{written}".encode()
+
+
 def sent_body(text: bytes) -> tuple[str, bytes]:
-    """Returns the `custom_id` of a valid line, and the body to send. The body is serialised again, with the model
-    first, so that all readers on the way parse it alike."""
-    line = json.loads(text)
-    body = line["body"]
-    written = json.dumps({"model": body["model"], **body}, separators=(",", ":"), allow_nan=False)
-    return str(line["custom_id"]), written.encode()
+    """Returns the `custom_id` of a line of a work file, and the body to send."""
+    custom_id, _, body = text.partition(b"\t")
+    return str(json.loads(custom_id)), body
 
 
 OUTPUT, ERROR = b"o", b"e"
@@ -159,16 +164,32 @@ def outcome_of(position: int, request_id: str, custom_id: str, received: Attempt
     if received.status is None:
         error = {"code": TIMEOUT, "message": received.reason[:500]}
         return _new_outcome(position, request_id, custom_id, None, error, Tally(failed=1))
+    is_invalid = False
     try:
         body = json.loads(received.body)
     except ValueError:
+        is_invalid = True
         message = received.body[:500].decode("utf-8", "replace")
         body = error_object(ErrorForm.OPENAI, received.status, message)
     response = {"status_code": received.status, "request_id": request_id, "body": body}
-    if not is_complete_answer(received):
+    if not 200 <= received.status < MOVED or not isinstance(body, dict) or is_invalid:
         return _new_outcome(position, request_id, custom_id, response, None, Tally(failed=1))
-    usage = body.get("usage") if isinstance(body.get("usage"), dict) else {}
-    return _new_outcome(position, request_id, custom_id, response, None, _usage_tally(usage), is_output=True)
+    usage = body.get("usage")
+    tally = _usage_tally(usage if isinstance(usage, dict) else {})
+    if received.body.isascii() and received.body.startswith(b"{") and not _CONTROL.search(received.body):
+        return Outcome(position, True, tally, _with_answer(request_id, custom_id, received.status, received.body))
+    return _new_outcome(position, request_id, custom_id, response, None, tally, is_output=True)
+
+
+_CONTROL = re.compile(rb"[\x00-\x1f]")
+
+
+def _with_answer(request_id: str, custom_id: str, status: int, body: bytes) -> bytes:
+    """Returns an output line with an answer as it was received, without the cost of serialising it again."""
+    head = {"id": request_id, "custom_id": custom_id}
+    start = json.dumps(head, separators=(",", ":")).encode().removesuffix(b"}")
+    id = json.dumps(request_id).encode()
+    return b'%s,"response":{"status_code":%d,"request_id":%s,"body":%s},"error":null}' % (start, status, id, body)
 
 
 def unsent_outcome(position: int, request_id: str, custom_id: str, code: str) -> Outcome:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from traffic.batches.planning.batch import BatchSettings, LineError
-from traffic.batches.planning.lines import DIGEST_BYTES, MAX_OUTPUT, BadLine, BatchLine, line_of, prefix_path
+from traffic.batches.planning.lines import DIGEST_BYTES, MAX_OUTPUT, BadLine, BatchLine, line_of, prefix_path, work_line
 
 SLICES = 64
 """Slices of the space of digests."""
@@ -80,6 +80,7 @@ class ShardIndex:
             return
         try:
             line = self._checked_line(text)
+            written = work_line(line)
         except BadLine as bad:
             self._add_error(LineError(bad.code, str(bad), self.numbered, bad.param))
             return
@@ -87,15 +88,15 @@ class ShardIndex:
             # An unforeseen kind of line must not keep its batch open, so any error rejects it.
             self._add_error(LineError("invalid_value", f"This line cannot be read: {error}"[:300], self.numbered))
             return
-        self._texts.append(text)
-        self._bytes += len(text)
+        self._texts.append(written)
+        self._bytes += len(written)
         self._outputs.append(line.output)
         self._paths.append(prefix_path(line.body))
 
     def texts_in_order(self) -> Iterator[tuple[str, bytes]]:
-        """Yields model and text of each line in sending order: lines of a model together, and of those the lines with a
-        common prefix in sequence, depth first, so that an engine computes it once. Prefixes with the longest outputs
-        come first, because the last lines determine the end."""
+        """Yields model and work line of each line in sending order: lines of a model together, and of those the lines
+        with a common prefix in sequence, depth first, so that an engine computes it once. Prefixes with the longest
+        outputs come first, because the last lines determine the end."""
         longest: dict[bytes, int] = {}
         for path, output in zip(self._paths, self._outputs, strict=True):
             first = path[:DIGEST_BYTES]

@@ -15,6 +15,8 @@ from kernel import live
 from kernel.events import event_record
 from kernel.tones import Tone
 from traffic.async_requests.selectors import serving_region
+from traffic.batch_sinks.models import BatchDelivery
+from traffic.batch_sinks.selectors import unknown_sinks
 from traffic.batches.models import OPEN_STATES, Batch, BatchRange, BatchTimeline, StoredFile
 from traffic.batches.planning.batch import (
     ALLOWED,
@@ -55,6 +57,7 @@ def batch_settings() -> BatchSettings:
     return BatchSettings(max_lines=django_settings.BATCH_LINES)
 
 
+@transaction.atomic
 def batch_create(
     *, application: Application, asked: NewBatch, region: str, now: datetime, settings: BatchSettings
 ) -> Batch:
@@ -66,6 +69,9 @@ def batch_create(
     if open_batches(application.tenant) >= settings.max_open_per_tenant:
         most = settings.max_open_per_tenant
         raise ApplicationRefused(429, "too_many_open", f"{most} batches are open already; retry after one has ended")
+    if unknown := unknown_sinks(application.tenant, asked.sinks):
+        message = f"there is no sink `{unknown[0]}`; an admin can create one for the tenant"
+        raise ApplicationRefused(400, "sink_not_found", message, "switchyard.sinks")
     file = _input_file(application, asked, now)
     place = serving_region(region)
     if place is None:
@@ -73,7 +79,7 @@ def batch_create(
     if file is not None:
         _check_deadline(file, place, asked, now)
     live.push("batches")
-    return Batch.objects.create(
+    batch = Batch.objects.create(
         tenant=application.tenant,
         key=application.key,
         region_id=place,
@@ -90,6 +96,8 @@ def batch_create(
         created_at=now,
         expires_at=asked.expires_at(now),
     )
+    BatchDelivery.objects.bulk_create(BatchDelivery(batch=batch, sink_id=name, due_at=now) for name in asked.sinks)
+    return batch
 
 
 def _input_file(application: Application, asked: NewBatch, now: datetime) -> StoredFile | None:

@@ -21,6 +21,7 @@ from traffic.batches.planning.lines import (
     prefix_path,
     sent_body,
     unsent_outcome,
+    work_line,
 )
 
 CHAT = "/v1/chat/completions"
@@ -90,8 +91,9 @@ def test_any_prompt_has_a_path(prompt: Any) -> None:  # fmt: skip
 
 
 def test_what_is_sent_has_its_model_first() -> None:
-    custom_id, body = sent_body(json.dumps(line("ä", model="m")).encode())
-    assert custom_id == "ä"
+    text = work_line(line_of(json.dumps(line("ä\t\n", "a\tb", model="m")).encode(), CHAT))
+    custom_id, body = sent_body(text)
+    assert (custom_id, b"\n" in text) == ("ä\t\n", False)
     assert body.startswith(b'{"model":"m",')
 
 
@@ -115,6 +117,26 @@ def test_an_answer_is_kept_whole_and_its_tokens_are_counted() -> None:
         "response": {"status_code": 200, "request_id": "batch_req_1", "body": json.loads(BODY)},
         "error": None,
     }
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    ),
+    st.booleans(),
+    st.sampled_from([None, 2]),
+)
+def test_an_answer_of_any_form_is_one_line_with_the_same_content(
+    content: Any, is_ascii: bool, indent: int | None
+) -> None:
+    body = {"choices": content, "usage": {"completion_tokens": 2}}
+    received = AttemptResponse(200, json.dumps(body, ensure_ascii=is_ascii, indent=indent).encode("utf-8", "replace"))
+    outcome = outcome_of(0, "id", "c\t", received)
+    assert b"\n" not in outcome.text
+    assert json.loads(outcome.text)["response"]["body"] == json.loads(received.body)
+    assert json.loads(outcome.text)["custom_id"] == "c\t"
+    assert outcome.tally.output_tokens == 2
 
 
 def test_errors_are_distinguished_by_status_and_shape() -> None:

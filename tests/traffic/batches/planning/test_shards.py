@@ -1,7 +1,6 @@
 """Shards of an input: their order, limits and errors, and the comparison of IDs across shards."""
 
 import io
-import json
 from itertools import groupby
 from typing import Any
 
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 from tests.traffic.batches.planning.test_lines import CHAT, encoded, line
 from traffic.batches.planning import shards
 from traffic.batches.planning.batch import BatchSettings
+from traffic.batches.planning.lines import sent_body
 from traffic.batches.planning.shards import ID_RECORD, ShardIndex, ShardPlace, plan_comparison, repeated_lines
 from traffic.batches.services.validation import bounded_lines
 
@@ -26,7 +26,7 @@ def indexed(*texts: bytes, endpoint: str = CHAT, place: ShardPlace | None = None
 
 
 def ids_in_order(index: ShardIndex) -> list[str]:
-    return [json.loads(text)["custom_id"] for _, text in index.texts_in_order()]
+    return [sent_body(text)[0] for _, text in index.texts_in_order()]
 
 
 def test_errors_have_the_line_of_the_file_and_empty_lines_count() -> None:
@@ -67,7 +67,8 @@ def test_a_shard_ends_at_its_lines_or_bytes_and_the_next_one_continues() -> None
     texts = encoded(*(line(str(number)) for number in range(9)))
     first = indexed(*texts, shard_lines=4)
     assert (len(first), first.end) == (4, sum(len(text) + 1 for text in texts[:4]))
-    assert len(indexed(*texts, shard_bytes=2 * len(texts[0]))) == 2
+    ((_, written),) = indexed(texts[0]).texts_in_order()
+    assert len(indexed(*texts, shard_bytes=2 * len(written))) == 2
     place = ShardPlace(first.end, first.numbered, len(first), first.inputs, first.models)
     second = indexed(*texts[4:], place=place)
     assert (second.numbered, second.end) == (9, sum(len(text) + 1 for text in texts))
