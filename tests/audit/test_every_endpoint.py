@@ -70,13 +70,15 @@ def test_every_change_is_recorded_once() -> None:
 
 
 @pytest.mark.slow
-def test_every_refusal_is_recorded_once() -> None:
+def test_every_refusal_is_recorded_once(thorough: bool) -> None:
+    """By default of one endpoint in four: the middleware that records is the same for all."""
     client, wrong, denied = Client(enforce_csrf_checks=True), [], 0
     client.cookies = signed_in().cookies
-    for endpoint in (each for each in AUDITED if each.path not in WITHOUT_COOKIES):
+    refusing = [endpoint for endpoint in AUDITED if endpoint.path not in WITHOUT_COOKIES]
+    for endpoint in refusing if thorough else refusing[::4]:
         status = client.generic(endpoint.method, endpoint.path, "{}", content_type="application/json").status_code
         denied += status == HTTPStatus.FORBIDDEN
         if status not in {403, 405} or AuditRecord.objects.filter(outcome="denied").count() != denied:
             wrong.append(f"{endpoint}: {status}")
     assert wrong == []
-    assert denied == AuditRecord.objects.count() > 60
+    assert denied == AuditRecord.objects.count() > (60 if thorough else 15)

@@ -216,7 +216,7 @@ def test_messages_wake_loops_up_and_are_acknowledged_and_monitors_receive_the_ev
         assert eventually(all_shown, within_s=DEADLINE_S), worker.log
 
 
-def test_a_worker_that_is_killed_in_the_middle_of_a_pass_leaves_nothing_stuck(
+def test_a_killed_worker_leaves_nothing_stuck_and_a_stopped_one_frees_the_leases_of_its_passes(
     broker: Broker, start: Callable[[], Worker]
 ) -> None:
     broker.start()
@@ -228,11 +228,14 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_pass_leaves_nothing_stuck(
         assert eventually(someone_waits_for_a_lock, within_s=DEADLINE_S)
         first.process.kill()
         first.process.wait()
-    start().require_passes(LOOPS)
+    second = start()
+    second.require_passes(LOOPS)
+    assert_ends_cleanly(second)
 
 
-@pytest.mark.parametrize("hangs", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_worker_that_is_stopped_ends_its_passes_and_frees_their_leases_whatever_the_broker_does(
+@pytest.mark.long
+@pytest.mark.parametrize("hangs", [False, True])
+def test_a_worker_stops_cleanly_without_a_broker_or_while_it_hangs(
     hangs: bool, broker: Broker, start: Callable[[], Worker]
 ) -> None:
     if hangs:
@@ -242,6 +245,10 @@ def test_a_worker_that_is_stopped_ends_its_passes_and_frees_their_leases_whateve
     if hangs:
         assert eventually(lambda: "controller" in worker.queues(), within_s=DEADLINE_S), worker.log
         broker.signal(signal.SIGSTOP)
+    assert_ends_cleanly(worker)
+
+
+def assert_ends_cleanly(worker: Worker) -> None:
     worker.process.terminate()
     assert worker.process.wait(DEADLINE_S) == 0, worker.log
     assert lease_held_since(name=LEASE, now=clock.now()) is None

@@ -22,6 +22,7 @@ def test_scenario_holds(name: str) -> None:
     assert outcome.failures == (), f"python -m simulator {name} --first-seed 1 -v"
 
 
+@pytest.mark.long
 def test_a_run_repeats_itself() -> None:
     scenario = scenario_named("rollout_and_scale_up")
 

@@ -28,6 +28,7 @@ def test_help_loads_nothing_that_takes_time() -> None:
     assert "switchyard get cells -r us-east-1" in ended.stdout
 
 
+@pytest.mark.long
 def test_help_of_what_can_be_created_works_without_a_server(tmp_path: Path) -> None:
     environ = {**os.environ, "HOME": str(tmp_path), "SWITCHYARD_SERVER": "http://127.0.0.1:9", "PYTHONPATH": str(ROOT)}
     environ.pop("XDG_CACHE_HOME", None)

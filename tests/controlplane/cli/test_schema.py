@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from controlplane.cli import schema
+from controlplane.cli.main import main
 from controlplane.cli.resources import Resource
 from controlplane.cli.schema import entries_of, resource_of, resources_known
 from controlplane.cli.server_target import ConnectionOptions
@@ -93,3 +95,17 @@ def test_without_a_server_an_old_copy_counts_then_this_checkout(
     kept.write_text(json.dumps(entries_of(document())))
     os.utime(kept, (0, 0))
     assert len(resources_known(served(tmp_path / "a", []))) == len(resources())
+
+
+def test_help_of_what_can_be_created_works_without_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the document of this checkout, which its management command prints; the long run starts that."""
+
+    def printed(command: list[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        assert command[1:] == ["manage.py", "spectacular", "--format", "openapi-json"]
+        return subprocess.CompletedProcess(command, 0, stdout=json.dumps(document()))
+
+    monkeypatch.setattr(subprocess, "run", printed)
+    assert main(["create", "region", "--help"], served(tmp_path, [])) == 0
+    assert "--ingress-url" in capsys.readouterr().out

@@ -108,8 +108,21 @@ def change(state: str, reason: str) -> None:
         live.push("cells", CELL)
 
 
-def test_a_cell_changes_its_state_before_my_eyes(chromium: Browser, url: str) -> None:
+def test_the_overview_is_live_keeps_its_theme_and_leads_to_the_login_when_the_session_ends(
+    chromium: Browser, url: str
+) -> None:
+    """On one page, because a login and a page with its charts take a second of a processor."""
     watched = Reader(chromium, url, theme="light")
+    a_cell_changes_its_state(watched)
+    the_theme_is_chosen_once_and_kept(watched.page)
+    assert watched.trouble() == []
+    watched.wait_until_live()
+    watched.page.context.clear_cookies()
+    watched.page.evaluate("htmx.trigger('#status', 'refetch')")
+    expect(watched.page).to_have_url(f"{url}/login/?next=/")
+
+
+def a_cell_changes_its_state(watched: Reader) -> None:
     page = watched.page
     square = page.locator(f"#square-{CELL}")
     expect(square).to_have_attribute("aria-label", f"{CELL} ready")
@@ -122,11 +135,9 @@ def test_a_cell_changes_its_state_before_my_eyes(chromium: Browser, url: str) ->
     change("ready", "")
     expect(square).to_have_attribute("aria-label", f"{CELL} ready")
     expect(page).to_have_title("Overview · Switchyard")
-    assert watched.trouble() == []
 
 
-def test_the_theme_is_chosen_once_and_kept(chromium: Browser, url: str) -> None:
-    page = Reader(chromium, url, theme="light").page
+def the_theme_is_chosen_once_and_kept(page: Page) -> None:
     assert page.evaluate(GROUND) == "rgb(255, 255, 255)"
     page.click("#theme")
     page.click("#theme")
@@ -267,13 +278,6 @@ def test_an_open_menu_stays_unfolded_while_its_page_refreshes(chromium: Browser,
     expect(page.locator("h1")).to_have_text("Node n is lost for good")
     expect(page.locator("#incident-evidence")).to_contain_text("Silent for")
     expect(page.locator("#actions")).to_have_attribute("open", "")
-
-
-def test_a_session_that_ended_leads_back_to_the_login(chromium: Browser, url: str) -> None:
-    page = Reader(chromium, url).page
-    page.context.clear_cookies()
-    page.evaluate("htmx.trigger('#status', 'refetch')")
-    expect(page).to_have_url(f"{url}/login/?next=/")
 
 
 @pytest.mark.long

@@ -18,7 +18,7 @@ from django.db import connection
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
-UP_WITHIN_S = 60.0
+UP_WITHIN_S = 120.0
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
 

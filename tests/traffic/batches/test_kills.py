@@ -42,7 +42,7 @@ from traffic.batches.models import Batch, BatchRange
 from traffic.batches.planning.batch import BatchSettings
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
-LINES, KILLS = 400, 4
+LINES, KILLS, KILLS_IN_LONG_RUN = 400, 2, 4
 LIMIT_S = 240.0
 
 
@@ -107,8 +107,9 @@ def end_leases() -> None:
 
 
 def test_a_process_killed_at_any_moment_leaves_each_line_with_one_outcome(
-    ingress: Receiver, world: World | None
+    ingress: Receiver, world: World | None, thorough: bool
 ) -> None:
+    kills = KILLS_IN_LONG_RUN if thorough else KILLS
     seed = random.randrange(10**6)
     chance = random.Random(seed)
     heard, enough = 0, threading.Condition()
@@ -122,10 +123,10 @@ def test_a_process_killed_at_any_moment_leaves_each_line_with_one_outcome(
 
     ingress.answer = answer
     batch = begun(jsonl(*(line(number) for number in range(LINES))), now=timezone.now(), settings=BatchSettings())
-    for _ in range(KILLS):
+    for _ in range(kills):
         disturbed(world, chance)
         with enough:
-            target = heard + chance.randrange(0, LINES // KILLS)
+            target = heard + chance.randrange(0, LINES // kills)
         with batch_process() as process, enough:
             while heard < target and process.poll() is None:
                 assert enough.wait(LIMIT_S), f"seed {seed}"

@@ -63,7 +63,8 @@ def test_a_line_that_is_wrong_says_where(changes: dict[str, Any], code: str, par
 
 
 @pytest.mark.parametrize(
-    "text", [b"{", b"[]", b'"x"', b'{"custom_id":"a","custom_id":"b"}', b"\xff", b"[" * 1000, b'{"a":NaN}']
+    "text",
+    [b"{", b"[]", b'"x"', b'{"custom_id":"a","custom_id":"b"}', b"\xff", b"\xef\xbb\xbf{}", b"[" * 1000, b'{"a":NaN}'],
 )
 def test_what_is_no_line_of_json_is_said_so(text: bytes) -> None:
     with pytest.raises(BadLine) as caught:
