@@ -95,6 +95,7 @@ def test_a_session_that_ends_leaves_nothing(tmp_path: Path, how: signal.Signals)
     nothing_is_left(session)
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_leaves_nothing_and_fails_the_session(tmp_path: Path) -> None:
     session = interrupted_session(tmp_path)
     session.test_process.kill()

@@ -24,11 +24,12 @@ TABLES = [model._meta.label_lower.replace(".", "/") for model in record_site()._
 
 
 @pytest.mark.slow
-def test_every_table_is_listed_and_nothing_can_be_added() -> None:
-    client = signed_in()
-    listed = {table: client.get(f"/admin/{table}/").status_code for table in TABLES}
+def test_every_table_is_listed_and_nothing_can_be_added(thorough: bool) -> None:
+    """By default one table in three: one class declares the pages of all."""
+    client, tables = signed_in(), TABLES if thorough else TABLES[::3]
+    listed = {table: client.get(f"/admin/{table}/").status_code for table in tables}
     assert {table: status for table, status in listed.items() if status != 200} == {}
-    added = {table: client.get(f"/admin/{table}/add/").status_code for table in TABLES}
+    added = {table: client.get(f"/admin/{table}/add/").status_code for table in tables}
     assert {table: status for table, status in added.items() if status != 404} == {}
 
 

@@ -225,7 +225,7 @@ def moments() -> Callable[[], datetime]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(2, 6))])
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
 def test_store_and_services_agree(seed: int) -> None:
     small_fleet()
     store = Store(fleet_view(now=rows.NOW))

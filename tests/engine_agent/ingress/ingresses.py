@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from engine_agent.ingress import agent
 from engine_agent.ingress.agent import IngressAgent
 from engine_agent.ingress.haproxy import find_binary
-from engine_agent.ingress.settings import IngressSettings, Times
+from engine_agent.ingress.settings import BODY_PARSERS, BodyParserTier, IngressSettings, Times
 from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import (
@@ -32,6 +33,9 @@ from tests.ports import free_ingress_port
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
+
+# Each step of a test waits for the next pass of the agent, and for its next reading of HAProxy.
+agent.POLL_S, agent.READ_IDLE_EVERY_S = 0.1, 0.25
 
 HOP_SECRET = "f" * 40
 HOME = "us-east-1"
@@ -70,10 +74,16 @@ def pool(
 
 
 class RunningIngress:
-    """One ingress and its reports."""
+    """One ingress and its reports. By default it has one body parser instead of two: each is a HAProxy to start."""
 
     def __init__(
-        self, home: Path, region: str = HOME, ingress_id: str = "", *, check_interval_ms: int = CHECK_INTERVAL_MS
+        self,
+        home: Path,
+        region: str = HOME,
+        ingress_id: str = "",
+        *,
+        check_interval_ms: int = CHECK_INTERVAL_MS,
+        body_parsers: tuple[BodyParserTier, ...] = BODY_PARSERS[-1:],
     ) -> None:
         home.mkdir(parents=True, exist_ok=True)
         ingress_id = ingress_id or f"i-{region}"
@@ -82,7 +92,18 @@ class RunningIngress:
         # also limits the TLS handshake of its check, and the cells run in the event loop of the test.
         fast_ms = 1000 if check_interval_ms == CHECK_INTERVAL_MS else Times().check_fast_ms
         times = Times(connect_s=10, check_interval_ms=check_interval_ms, check_fast_ms=fast_ms, check_timeout_ms=10_000)
-        self.use(IngressSettings(ingress_id, region, home, port=free_ingress_port(), max_connections=1000, times=times))
+        port = free_ingress_port()
+        self.use(
+            IngressSettings(
+                ingress_id,
+                region,
+                home,
+                port=port,
+                max_connections=1000,
+                body_parsers=body_parsers,
+                times=times,
+            )
+        )
         self.reports: list[IngressReport] = []
         self.windows: list[RequestWindow] = []
         self.revision = 0

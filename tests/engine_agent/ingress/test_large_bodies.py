@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
 from engine_agent.ingress.config import MAX_HEAD_BYTES
 from engine_agent.ingress.settings import BODY_PARSERS
@@ -28,6 +29,12 @@ MIDDLE, LONGEST_MIDDLE = 100 * KIB, 256 * KIB
 LONG = 300 * KIB
 LIMIT = 4 * KIB * KIB
 MEDIUM_PARSER, LARGE_PARSER = (tier.name for tier in BODY_PARSERS)
+
+
+@pytest_asyncio.fixture
+async def ingress(tmp_path: Path) -> AsyncIterator[RunningIngress]:
+    async with RunningIngress(tmp_path / "home", body_parsers=BODY_PARSERS).running() as running:
+        yield running
 
 
 def body_of(size: int, model: str = "demo", *, model_first: bool = False, stream: bool = False) -> bytes:
@@ -271,7 +278,7 @@ async def test_while_a_body_parser_of_shorter_bodies_is_away_the_next_one_reads_
 
 @pytest.mark.asyncio
 async def test_while_there_is_no_body_parser_long_requests_are_told_to_try_again(tmp_path: Path) -> None:
-    ingress = RunningIngress(tmp_path / "home")
+    ingress = RunningIngress(tmp_path / "home", body_parsers=BODY_PARSERS)
     async with FakeCell().running() as cell, ingress.running():
         await ingress.route(pool(cell), retry_after_s=7)
         await ingress.sees(**{cell.name: "up"})
@@ -294,7 +301,7 @@ async def test_while_there_is_no_body_parser_long_requests_are_told_to_try_again
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "long_bodies_unread")
             assert waits(answer.headers)
         assert (await ingress.post(body_of(100))).status_code == 200
-        later = RunningIngress(tmp_path / "home")
+        later = RunningIngress(tmp_path / "home", body_parsers=BODY_PARSERS)
         later.use(ingress.settings)
         async with later.running():
             await eventually(lambda: all(parser.process.pid for parser in later.ingress.body_parsers))
@@ -306,7 +313,7 @@ async def test_while_there_is_no_body_parser_long_requests_are_told_to_try_again
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("size", "places"), [(MIDDLE, 6), (LONG, 3)])
 async def test_long_requests_that_wait_leave_room_for_others(tmp_path: Path, size: int, places: int) -> None:
-    ingress = RunningIngress(tmp_path / "home")
+    ingress = RunningIngress(tmp_path / "home", body_parsers=BODY_PARSERS)
     times = replace(ingress.settings.times, body_parser_wait_s=1)
     ingress.use(replace(ingress.settings, max_connections=24, times=times))
     async with FakeCell().running() as cell, ingress.running():

@@ -47,7 +47,19 @@ def engines(cell: Cell) -> list[int | None]:
 
 
 @pytest.mark.asyncio
-async def test_it_serves_and_says_so_with_health_load_and_what_it_is(cell: Cell) -> None:
+async def test_a_cell_is_what_it_should_be_also_after_its_proxy_died(cell: Cell, subtests: pytest.Subtests) -> None:
+    """One cell for all checks, because its agents, engines and proxy take a second of a processor to start."""
+    for check in (
+        it_serves_and_says_so_with_health_load_and_what_it_is,
+        a_node_that_owns_a_part_of_its_machine_serves_on_it,
+        engines_and_proxies_run_under_accounts_of_their_own_if_the_agent_is_root,
+        a_dead_proxy_is_back_beside_the_same_engine,
+    ):
+        with subtests.test(check.__name__):
+            await check(cell)
+
+
+async def it_serves_and_says_so_with_health_load_and_what_it_is(cell: Cell) -> None:
     async with httpx.AsyncClient() as client:
         assert (await complete(cell, client)).status_code == 200
     report = await eventually(
@@ -62,8 +74,7 @@ async def test_it_serves_and_says_so_with_health_load_and_what_it_is(cell: Cell)
     assert hello.fingerprint.keys() >= {"kernel", "agent", "sim.engine", "sim.python"}  # type: ignore[union-attr]
 
 
-@pytest.mark.asyncio
-async def test_a_node_that_owns_a_part_of_its_machine_serves_on_it(cell: Cell) -> None:
+async def a_node_that_owns_a_part_of_its_machine_serves_on_it(cell: Cell) -> None:
     owns = cell.follower.owns
     whole, part = engines(cell)
     assert owns is not None
@@ -78,8 +89,7 @@ async def test_a_node_that_owns_a_part_of_its_machine_serves_on_it(cell: Cell) -
     assert (hello.inventory.cores, hello.inventory.memory_bytes) == (1, 2**30)
 
 
-@pytest.mark.asyncio
-async def test_engines_and_proxies_run_under_accounts_of_their_own_if_the_agent_is_root(cell: Cell) -> None:
+async def engines_and_proxies_run_under_accounts_of_their_own_if_the_agent_is_root(cell: Cell) -> None:
     kinds = {ProcessKind.ENGINE: service_account(Service.ENGINE), ProcessKind.PROXY: service_account(Service.PROXY)}
     for process in cell.leader.left():
         account = kinds[ProcessKind(procfs.environment(process.pid)[procfs.PROCESS_KIND_VARIABLE])]
@@ -91,6 +101,17 @@ async def test_engines_and_proxies_run_under_accounts_of_their_own_if_the_agent_
     assert {path.name for path in private} >= {"credential", "journal.json", "agent.lock"}
     readable = [path.name for path in private if path.stat().st_mode & 0o077 and path.name != "agent.log"]
     assert readable == [], "agent.log is the test's own"
+
+
+async def a_dead_proxy_is_back_beside_the_same_engine(cell: Cell) -> None:
+    before = engines(cell)
+    (proxy,) = (found.pid for found in cell.leader.left() if found.pid != before[0])
+    os.kill(proxy, 9)
+    await cell.leader.says("starting", 1)
+    await cell.leader.says("ready", 1)
+    assert engines(cell) == before
+    async with httpx.AsyncClient() as client:
+        assert (await complete(cell, client)).status_code == 200
 
 
 @pytest.mark.asyncio
@@ -171,18 +192,6 @@ async def test_a_new_generation_replaces_a_healthy_one_whole_and_the_old_order_i
     await cell.plane.order(stale)
     await eventually(lambda: cell.leader.reports[-1].telemetry.refused_order)
     assert cell.leader.observed.generation == 2
-
-
-@pytest.mark.asyncio
-async def test_a_dead_proxy_is_back_at_once_beside_the_same_engine(cell: Cell) -> None:
-    before = engines(cell)
-    (proxy,) = (found.pid for found in cell.leader.left() if found.pid != before[0])
-    os.kill(proxy, 9)
-    await cell.leader.says("starting", 1)
-    await cell.leader.says("ready", 1)
-    assert engines(cell) == before
-    async with httpx.AsyncClient() as client:
-        assert (await complete(cell, client)).status_code == 200
 
 
 @pytest.mark.asyncio

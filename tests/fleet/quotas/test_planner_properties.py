@@ -52,7 +52,7 @@ def test_who_needs_most_gets_all_and_gives_it_back_later() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("most_down", [1, 3])
+@pytest.mark.parametrize("most_down", [1, pytest.param(3, marks=pytest.mark.long)])
 @settings(max_examples=settings().max_examples // 3)
 @given(st.lists(st.one_of(wants, kills), max_size=6), st.integers(0, 2))
 def test_it_never_takes_what_it_may_not_and_comes_to_rest(

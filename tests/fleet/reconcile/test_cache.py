@@ -175,7 +175,7 @@ def fleet() -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fleet")
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_passes_over_what_has_changed_decide_as_passes_over_everything(seed: int) -> None:
     chance, cache, now = random.Random(seed), FleetCache(), NOW
     for first in range(len(CHANGES)):

@@ -80,6 +80,7 @@ async def answered(client: httpx.AsyncClient, new: NewKey, status: int) -> None:
             await asyncio.sleep(0.02)
 
 
+@pytest.mark.long
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.asyncio
 async def test_a_revoked_key_is_refused_by_the_ingress_and_the_lag_is_known(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def by_hour(seed: int) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2))])
 def test_sums_of_days_give_what_hours_give_also_after_a_late_hour(seed: int) -> None:
     draw = random.Random(seed)
     add_hours(draw, draw.sample(range(DAYS * 24), 40))
