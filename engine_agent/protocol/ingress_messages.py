@@ -302,10 +302,6 @@ class ServerCertificate(Struct, frozen=True):
         return f"ServerCertificate({self.name!r})"
 
 
-APPLICATION_TLS_SINCE = 2
-"""The first protocol whose agents know `ApplicationTls`. Older ones ignore it and serve plain HTTP."""
-
-
 class ApplicationTls(Struct, frozen=True, tag="application_tls"):
     """How applications reach the ingresses of one region, complete. An ingress shows the certificate of the requested
     name, or the first one. Without certificates it serves only plain HTTP. `plain_http` is a

@@ -16,7 +16,6 @@ from traffic.routing.models import Ingress, RoutingTable
 from traffic.routing.selectors import (
     ingresses_described,
     routing_tables_described,
-    serves_plain_problem,
     table_by_reference,
 )
 from traffic.routing.services.ingresses import ingress_revoke
@@ -30,9 +29,7 @@ class IngressSerializer(serializers.ModelSerializer[Ingress]):
     revision = serializers.IntegerField(help_text="Of the routing table in force; 0 if none.")
     wanted_revision = serializers.IntegerField(help_text="Of the newest table of its region; 0 if none.")
     haproxy_pid = serializers.IntegerField(source="report.haproxy_pid", default=None, allow_null=True)
-    reason = serializers.SerializerMethodField(
-        help_text="Why it runs another table, or does not follow its region's `plain_http`."
-    )
+    reason = serializers.SerializerMethodField(help_text="Why it runs another table.")
     cells = serializers.SerializerMethodField(help_text="Cell -> its state at this ingress: up, down, drain, …")
 
     class Meta:
@@ -51,7 +48,7 @@ class IngressSerializer(serializers.ModelSerializer[Ingress]):
     @extend_schema_field(serializers.CharField())
     def get_reason(self, ingress: Ingress) -> str:
         report = getattr(ingress, "report", None)
-        return "; ".join(filter(None, (report.reason if report else "", serves_plain_problem(ingress))))
+        return report.reason if report else ""
 
     @extend_schema_field(serializers.DictField(child=serializers.CharField()))
     def get_cells(self, ingress: Ingress) -> dict[str, str]:

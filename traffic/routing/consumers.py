@@ -7,13 +7,11 @@ from datetime import datetime
 
 import msgspec
 
-from engine_agent.protocol.ingress_messages import APPLICATION_TLS_SINCE, IngressReport
+from engine_agent.protocol.ingress_messages import IngressReport
 from engine_agent.protocol.messages import DownMessage, Hello, UpMessage
 from engine_agent.protocol.request_messages import RequestWindow
-from engine_agent.protocol.states import PlainHttp
 from fleet.agents.consumers.handlers import ReportBuffer, WindowBuffer
 from fleet.agents.consumers.hub import AgentSession
-from fleet.regions.models import Region
 from fleet.regions.selectors import application_tls, tls_versions
 from kernel import clock
 from kernel.refusals import Conflict
@@ -26,7 +24,6 @@ from traffic.routing.selectors import (
     latest_revisions,
     latest_tables,
     table_for_ingresses,
-    unable_to_refuse,
 )
 from traffic.routing.services.ingresses import IngressRow, ingress_reports_store
 
@@ -37,7 +34,6 @@ class IngressHandler:
     def __init__(self) -> None:
         self._reports: ReportBuffer[IngressRow] = ReportBuffer()
         self._windows = WindowBuffer()
-        self._unable: set[str] = set()
 
     def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
         """Returns a conflict for each agent whose ingress has no row."""
@@ -57,7 +53,6 @@ class IngressHandler:
         """Ingresses send complete reports, so their silence follows from the stored time."""
 
     def on_disconnect(self, session: AgentSession) -> None:
-        self._unable.discard(session.key)
         self._reports.end(session.identity.id, session.key, _disconnected_row)
 
     def flush(self) -> None:
@@ -69,19 +64,8 @@ class IngressHandler:
             )
 
     def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
-        able = [session for session in sessions if session.hello.protocol >= APPLICATION_TLS_SINCE]
-        if len(able) < len(sessions):
-            self._name_unable([session for session in sessions if session not in able])
-        first = _tls_messages(able)
+        first = _tls_messages(sessions)
         return {**first, **self._table_messages([session for session in sessions if session.identity.id not in first])}
-
-    def _name_unable(self, sessions: Sequence[AgentSession]) -> None:
-        """Log, once per connection, each ingress that serves plain HTTP although its region refuses it."""
-        refusing = set(Region.objects.exclude(plain_http=PlainHttp.SERVE.value).values_list("name", flat=True))
-        for session in sessions:
-            if session.identity.region in refusing and session.key not in self._unable:
-                self._unable.add(session.key)
-                log.error("%s", unable_to_refuse(session.identity.id))
 
     def _table_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
         newest = latest_revisions()

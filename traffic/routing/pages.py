@@ -18,7 +18,6 @@ from traffic.entry.models import Entry, EntryRevision
 from traffic.entry.planner import WHOLE, RevisionState
 from traffic.entry.selectors import PUBLISHED_STATES, entries_described
 from traffic.routing.models import Ingress, IngressReport, RoutingTable
-from traffic.routing.selectors import serves_plain_problem
 
 
 class Following(StrEnum):
@@ -40,15 +39,13 @@ FOLLOWING_TONE: dict[Following, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class IngressRow:
-    """An ingress. `published` is its region's latest revision; `cells` is HAProxy's state of each cell; `serves_plain`
-    explains why it serves plain HTTP although its region refuses it."""
+    """An ingress. `published` is its region's latest revision; `cells` is HAProxy's state of each cell."""
 
     ingress: Ingress
     report: IngressReport | None
     published: int
     following: Following
     cells: tuple[tuple[str, str], ...]
-    serves_plain: str = ""
 
     @property
     def tone(self) -> Tone:
@@ -148,7 +145,6 @@ def _ingress_row(ingress: Ingress, published: int, now: datetime) -> IngressRow:
         published=published,
         following=_following_state(report, published, now),
         cells=tuple(sorted(report.cells.items())) if report else (),
-        serves_plain=serves_plain_problem(ingress),
     )
 
 

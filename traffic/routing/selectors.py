@@ -14,12 +14,12 @@ from django.db.models import Exists, Max, OuterRef, Q, QuerySet, Subquery, TextF
 from django.db.models.functions import Coalesce
 from django.utils.crypto import salted_hmac
 
-from engine_agent.protocol.ingress_messages import APPLICATION_TLS_SINCE, Hold, Withheld
+from engine_agent.protocol.ingress_messages import Hold, Withheld
 from engine_agent.protocol.ingress_messages import RoutingTable as TableMessage
 from engine_agent.protocol.machine_messages import release_of
 from engine_agent.protocol.messages import JsonObject
 from engine_agent.protocol.ports import PROXY
-from engine_agent.protocol.states import AgentKind, PlainHttp
+from engine_agent.protocol.states import AgentKind
 from fleet.cells.models import Cell
 from fleet.deployments.models import Deployment
 from fleet.deployments.selectors import concurrency_by_type
@@ -331,23 +331,6 @@ def ingresses_described() -> QuerySet[Ingress]:
         revision=Coalesce("report__revision", Value(0)),
         reason=Coalesce("report__reason", Value(""), output_field=TextField()),
         wanted_revision=Coalesce(Subquery(newest.values("revision")[:1]), Value(0)),
-    )
-
-
-def serves_plain_problem(ingress: Ingress) -> str:
-    """Returns a sentence if the ingress serves plain HTTP although its region refuses it, because its agent is too old;
-    else "". Expects `region` and `report` to be prefetched."""
-    report = getattr(ingress, "report", None)
-    if report is None or ingress.region.plain_http == PlainHttp.SERVE:
-        return ""
-    is_able = report.telemetry.get(PROTOCOL, APPLICATION_TLS_SINCE) >= APPLICATION_TLS_SINCE
-    return "" if is_able else unable_to_refuse(ingress.id)
-
-
-def unable_to_refuse(ingress: str) -> str:
-    return (
-        f"{ingress} runs an agent that cannot refuse plain HTTP, so it serves plain HTTP: upgrade agents"
-        " (`switchyard agents upgrade`)"
     )
 
 

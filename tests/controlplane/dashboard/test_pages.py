@@ -23,7 +23,7 @@ WAYS = (
     "make up",
     "matches this filter",
     "Show closed ones",
-    "samples of their requests every half minute",
+    "Samples arrive every half minute",
     "switchyard batch submit",
     "<code>switchyard apply</code>",
     "switchyard model import",

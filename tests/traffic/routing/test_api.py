@@ -4,12 +4,10 @@ from typing import Any
 
 import pytest
 
-from fleet.regions.models import Region
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.routing.models import Ingress, IngressReport, RoutingTable
-from traffic.routing.pages import ingress_rows
 
 pytestmark = pytest.mark.django_db
 
@@ -51,22 +49,6 @@ def test_an_ingress_that_never_reported_runs_nothing() -> None:
     body = bearer().get("/api/v1/ingresses/i-us-east-1").json()
     assert (body["connected"], body["revision"], body["wanted_revision"], body["cells"]) == (False, 0, 0, {})
     assert body["agent_version"] == ""
-
-
-@pytest.mark.parametrize(
-    ("plain_http", "telemetry", "names"),
-    [("refuse", {"protocol": 1}, True), ("serve", {"protocol": 1}, False), ("loopback", {"protocol": 2}, False)],
-)
-def test_one_that_cannot_refuse_plain_http_is_named_where_it_should(
-    plain_http: str, telemetry: dict[str, int], names: bool
-) -> None:
-    row = ingress(connected=True, reason="HAProxy is not there", telemetry=telemetry)
-    Region.objects.filter(name=row.region_id).update(plain_http=plain_http)
-    says = "i-us-east-1 runs an agent that cannot refuse plain HTTP, so it serves plain HTTP: upgrade agents"
-    reason = bearer().get("/api/v1/ingresses/i-us-east-1").json()["reason"]
-    assert reason.startswith(f"HAProxy is not there; {says}" if names else "HAProxy is not there")
-    [shown] = ingress_rows(list(Ingress.objects.all()), NOW)
-    assert (says in shown.serves_plain, says in reason) == (names, names)
 
 
 def test_ingresses_are_found_by_region_and_connection() -> None:

@@ -60,13 +60,12 @@ def credential(region: str) -> str:
 
 
 @asynccontextmanager
-async def connected(
-    app: AgentSocket, region: str = "us-east-1", protocol: int = PROTOCOL_VERSION
-) -> AsyncIterator[AgentClient]:
+async def connected(app: AgentSocket, region: str = "us-east-1") -> AsyncIterator[AgentClient]:
     client = client_with(app, await credential(region))
     assert await client.connect() == {"type": "websocket.accept"}
+    kind = AgentKind.INGRESS
     await client.send_message(
-        encode(Hello(protocol=protocol, kind=AgentKind.INGRESS, id=f"i-{region}", boot_id="b", agent_version="1"))
+        encode(Hello(protocol=PROTOCOL_VERSION, kind=kind, id=f"i-{region}", boot_id="b", agent_version="1"))
     )
     yield client
     await client.disconnect()
@@ -185,26 +184,6 @@ async def test_it_is_told_of_certificates_with_their_keys_on_connecting_and_of_e
             assert (told.name, told.pem) == ("api", AUTHORITY.chain(server) + server.key_pem)
         await sync_to_async(Region.objects.update)(plain_http="refuse")
         assert (await next_of(client, ApplicationTls)).plain_http == "refuse"
-
-
-async def test_one_whose_agent_cannot_refuse_plain_http_is_told_nothing_of_it_and_named(
-    socket: AgentSocket, caplog: pytest.LogCaptureFixture
-) -> None:
-    says = "i-us-east-1 runs an agent that cannot refuse plain HTTP, so it serves plain HTTP: upgrade agents"
-    await sync_to_async(rows.deployment)()
-    await publish()
-    async with connected(socket, protocol=1) as client:
-        assert isinstance(await client.receive_message(), RoutingTable), "an older agent would skip the message"
-        assert says not in caplog.text, "its region serves plain HTTP"
-        await sync_to_async(Region.objects.update)(plain_http="refuse")
-        for revision in (1, 2):
-            await client.send_message(report(revision=revision))
-            assert await eventually(stored(revision=revision, telemetry__protocol=1))
-        assert await eventually(lambda: says in caplog.text)
-        await sync_to_async(lambda: rows.cell("c1", rows.node("n-a")))()
-        await publish()
-        assert (await table_for(client)).revision == 2
-        assert caplog.text.count(says) == 1
 
 
 async def test_a_key_that_cannot_be_opened_is_left_to_the_ingress_and_plain_http_is_said_all_the_same(
