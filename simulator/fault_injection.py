@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 
 from fleet.deployments.planner import UpdatePolicy
 from fleet.faults.planning.views import NoticeView, Rung, SignalView
@@ -10,6 +11,9 @@ from fleet.reconcile.planning.snapshot import RolloutView, VersionView
 from fleet.reconcile.planning.states import NoticeKind, RolloutState
 from simulator.machine import Machine
 from simulator.world import World
+
+REGION_BOOTS_S = 120.0
+"""After the loss of a region its machines boot within this time."""
 
 
 def any_machine(world: World, *, in_cell: bool | None = None) -> Machine | None:
@@ -46,6 +50,27 @@ def silence(world: World, machines: Iterable[Machine], for_s: float) -> None:
     for machine in chosen:
         machine.cut_network()
         world.queue.after(for_s, machine.restore_network)
+
+
+def lose_region(world: World, region: str, for_s: float) -> None:
+    """All machines of a region lose power for a while. Its provider reports nothing about them and launches none; then
+    they boot again, without their engines."""
+    lost = [machine for node, machine in sorted(world.provider.machines.items()) if world.region_of(node) == region]
+    world.context.note("fault", region, f"the region is lost with {len(lost)} machines for {for_s:.0f} s")
+    world.provider.dark.add(region)
+    world.provider.sold_out.add(region)
+    for machine in lost:
+        machine.power_off(silently=True)
+
+    def recover() -> None:
+        world.context.note("region.back", region, "its machines have power again")
+        world.provider.sold_out.discard(region)
+        for node, machine in sorted(world.provider.machines.items()):
+            if world.region_of(node) == region and not machine.has_power:
+                world.queue.after(world.random.uniform(0.0, REGION_BOOTS_S), partial(world.provider.power_on, node))
+        world.queue.after(REGION_BOOTS_S, lambda: world.provider.dark.discard(region))
+
+    world.queue.after(for_s, recover)
 
 
 def announce(world: World, nodes: Iterable[str], kind: NoticeKind, lead_s: float) -> None:

@@ -28,15 +28,19 @@ class SimulatedProvider:
     is_answering: bool = True
     machines: dict[str, Machine] = field(default_factory=dict)
     racks: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    _region_of: dict[str, str] = field(default_factory=dict)
     launched: int = 0
     sold_out: set[str] = field(default_factory=set)
     """Regions in which no more machines boot."""
+    dark: set[str] = field(default_factory=set)
+    """Regions about whose machines the provider reports nothing."""
     on_checked: Callable[[str, bool], None] = lambda node, is_well: None
 
     def add(self, node: str, topology: tuple[str, ...]) -> Machine:
         """Adds a machine that exists from the beginning."""
         machine = self.machines[node] = self.agent_server.machines[node] = Machine(node, self.context, self.engines)
         self.racks[topology] += 1
+        self._region_of[node] = topology[1] if len(topology) > 1 else ""
         return machine
 
     def launch(self, node: str, region: str, topology: tuple[str, ...]) -> None:
@@ -52,6 +56,12 @@ class SimulatedProvider:
         if machine is not None:
             machine.power_off(silently=False)
             self.agent_server.machines.pop(node, None)
+
+    def power_on(self, node: str) -> None:
+        """Boots a machine again, unless it was terminated meanwhile."""
+        machine = self.machines.get(node)
+        if machine is not None:
+            machine.power_on()
 
     def restart_agent(self, node: str) -> None:
         machine = self.machines.get(node)
@@ -91,7 +101,7 @@ class SimulatedProvider:
         return ("simulated", region, f"{region}-rack-{len(self.racks) + 1}")
 
     def describe(self, node: str) -> ProviderStatus:
-        if not self.is_answering:
+        if not self.is_answering or self._region_of.get(node) in self.dark:
             return ProviderStatus.UNKNOWN
         machine = self.machines.get(node)
         if machine is None or not machine.has_power:

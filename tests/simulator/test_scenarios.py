@@ -11,7 +11,7 @@ from simulator.scenarios import UnknownScenario, scenario_named, scenario_names
 
 pytestmark = pytest.mark.processes
 
-LARGE = {"region_2500_rollout", "day_10000_nodes"}
+LARGE = {"region_2500_rollout", "day_10000_nodes", "day_80000_chips"}
 SMALL = tuple(name for name in scenario_names() if name not in LARGE)
 
 
