@@ -20,6 +20,8 @@ MOST_PROMPTS: Final = 64
 """Prompts in one request. The ingress counts them as one request, and a cell weighs their work."""
 MOST_PARAMETERS: Final = 64
 MOST_TENSORS: Final = 16
+LONGEST_PARAMETERS_BYTES: Final = 256 * 1024
+"""Of `sampling_parameters`, which can contain a JSON schema."""
 
 
 class Tensor(StrEnum):
@@ -197,15 +199,26 @@ def _members(request: ModelInferRequest, given: Mapping[Tensor, list[Any]]) -> t
         elif name not in _IGNORED_PARAMETERS:
             members[name] = value
     if texts := given.get(Tensor.SAMPLING_PARAMETERS):
-        stated = _json(Tensor.SAMPLING_PARAMETERS, texts)
-        if not isinstance(stated, dict):
-            raise BadInferRequest("sampling_parameters must be the text of one JSON object")
+        stated = _object(Tensor.SAMPLING_PARAMETERS, texts)
         if both := sorted(stated.keys() & members.keys()):
             raise BadInferRequest(f"{both[0]} is a parameter and in sampling_parameters: state it once")
         members |= stated
     if own := sorted(members.keys() & _OWN_MEMBERS):
         raise BadInferRequest(f"{own[0]} is no parameter: it follows from model_name and the input tensors")
     return members, timeout_ms
+
+
+def _object(name: Tensor, texts: list[Any]) -> dict[str, Any]:
+    text = _one_text(name, texts)
+    if len(text) > LONGEST_PARAMETERS_BYTES:
+        raise BadInferRequest(f"{name} has {len(text)} bytes; at most {LONGEST_PARAMETERS_BYTES}")
+    try:
+        stated = strict_loads(text)
+    except (ValueError, RecursionError) as error:
+        raise BadInferRequest(f"{name} is not JSON: {str(error)[:200]}") from None
+    if not isinstance(stated, dict):
+        raise BadInferRequest(f"{name} must be the text of one JSON object")
+    return stated
 
 
 def _value(name: str, parameter: InferParameter) -> bool | int | float | str:
@@ -235,7 +248,7 @@ def _add_prompts(
     if has_messages:
         if Tensor.EMBEDDING in outputs:
             raise BadInferRequest("embedding is an output for text_input only")
-        members["messages"] = _json(Tensor.MESSAGES, given[Tensor.MESSAGES])
+        members["messages"] = _raw_json(Tensor.MESSAGES, given[Tensor.MESSAGES])
         return CHAT, 1
     texts = [_text(Tensor.TEXT_INPUT, number, text) for number, text in enumerate(given[Tensor.TEXT_INPUT])]
     if not texts:
@@ -249,12 +262,18 @@ def _add_prompts(
     return COMPLETIONS, len(texts)
 
 
-def _json(name: Tensor, texts: list[Any]) -> Any:
+def _one_text(name: Tensor, texts: list[Any]) -> bytes:
     if len(texts) != 1:
         raise BadInferRequest(f"{name} must have one element, a JSON text")
+    return bytes(texts[0])
+
+
+def _raw_json(name: Tensor, texts: list[Any]) -> msgspec.Raw:
+    """The text as it is, once it is known to be one JSON value. What the ingress and the cell refuse in it, they refuse
+    as over HTTP; reading it here as well would hold up other calls."""
     try:
-        return strict_loads(texts[0])
-    except (ValueError, RecursionError) as error:
+        return msgspec.json.decode(_one_text(name, texts), type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise BadInferRequest(f"{name} is not JSON: {str(error)[:200]}") from None
 
 

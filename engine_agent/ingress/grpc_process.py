@@ -40,9 +40,9 @@ class GrpcProcess:
         self.problem = ""
         self._settings = settings
         self._log_file = settings.state_dir / LOG_FILE
-        self._child: subprocess.Popen[bytes] | None = None
+        self._children: list[subprocess.Popen[bytes]] = []
         self._restarts = RestartBackoff()
-        self._arguments: tuple[str, ...] = ()
+        self._arguments: tuple[str, ...] | None = None
         self.pid: int | None = None
 
     def make_folder(self) -> None:
@@ -56,19 +56,16 @@ class GrpcProcess:
         """One pass: adopts, starts or stops the gateway."""
         if desired is None:
             return
-        if not desired.features.grpc:
-            self._replace(())
-            self.problem = ""
-            return
-        arguments = (
-            *("--folder", str(self.folder), "--release", self._settings.version),
-            *("--max-body-bytes", str(desired.max_body_bytes), "--max-calls", str(self._settings.grpc.calls)),
-        )
+        arguments = self._wanted(desired)
         if arguments != self._arguments:
             self._replace(arguments)
-        if not self._is_alive():
+        is_alive = self._is_alive()
+        if not arguments:
+            self.problem = ""
+        elif not is_alive:
             self._start(arguments)
-        bound(self._log_file)
+        else:
+            bound(self._log_file)
 
     async def stop(self) -> None:
         """Ends the gateway and waits for its calls."""
@@ -76,9 +73,18 @@ class GrpcProcess:
             await _stop(pid)
         self._is_alive()
 
+    def _wanted(self, desired: DesiredHaproxy) -> tuple[str, ...]:
+        """The arguments of the gateway; empty: none should run."""
+        if not desired.features.grpc:
+            return ()
+        return (
+            *("--folder", str(self.folder), "--release", self._settings.version),
+            *("--max-body-bytes", str(desired.max_body_bytes), "--max-calls", str(self._settings.grpc.calls)),
+        )
+
     def _replace(self, arguments: tuple[str, ...]) -> None:
         """Adopts a gateway with these arguments, and ends those with others."""
-        self._arguments, self.pid, self._child = arguments, None, None
+        self._arguments, self.pid = arguments, None
         for pid, its in _running(self.folder).items():
             if arguments and its == arguments:
                 self.pid = pid
@@ -88,8 +94,7 @@ class GrpcProcess:
                     os.kill(pid, signal.SIGTERM)
 
     def _is_alive(self) -> bool:
-        if self._child is not None:
-            self._child.poll()  # reaps it
+        self._children = [child for child in self._children if child.poll() is None]  # reaps the others
         if self.pid is not None and procfs.stat(self.pid) is None:
             self.pid = None
         return self.pid is not None
@@ -107,7 +112,7 @@ class GrpcProcess:
             self.make_folder()
             launch = self._launch(arguments)
             with self._log_file.open("ab") as output:
-                self._child = subprocess.Popen(
+                child = subprocess.Popen(
                     launch.argv,
                     cwd=self.folder,
                     env={**os.environ, **launch.env},
@@ -119,7 +124,8 @@ class GrpcProcess:
         except OSError as error:
             self.problem = f"gRPC: its gateway cannot start: {error}"
             return
-        self.pid, self.problem = self._child.pid, ""
+        self._children.append(child)
+        self.pid, self.problem = child.pid, ""
         log.info("gRPC gateway %d starts", self.pid)
 
     def _launch(self, arguments: tuple[str, ...]) -> Launch:

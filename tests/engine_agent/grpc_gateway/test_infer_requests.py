@@ -117,7 +117,19 @@ def _requests() -> dict[str, tuple[ModelInferRequest, str]]:
         "cut": (short, "ends within an element of 1 bytes"),
         "no UTF-8": (with_tensor(ModelInferRequest(model_name="m"), "text_input", b"\xff"), "is not UTF-8"),
         "no JSON": (with_tensor(ModelInferRequest(model_name="m"), "messages", "[{"), "messages is not JSON"),
-        "deep": (with_tensor(ModelInferRequest(model_name="m"), "messages", "[" * 999), "nested deeper than 64"),
+        "deep": (with_tensor(ModelInferRequest(model_name="m"), "messages", "[" * 9999), "messages is not JSON"),
+        "two values": (
+            with_tensor(ModelInferRequest(model_name="m"), "messages", '[], "model": "other"'),
+            "messages is not JSON",
+        ),
+        "deep parameters": (
+            with_tensor(completion("a"), "sampling_parameters", '{"a":' * 99 + "1" + "}" * 99),
+            "nested deeper than 64",
+        ),
+        "long parameters": (
+            with_tensor(completion("a"), "sampling_parameters", "[" + "1," * 200_000 + "1]"),
+            "at most 262144",
+        ),
         "no object": (with_tensor(completion("a"), "sampling_parameters", "[]"), "the text of one JSON object"),
         "stated twice": (
             with_tensor(infer_request(seed=1), "sampling_parameters", '{"seed": 2}'),
