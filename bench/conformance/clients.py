@@ -28,6 +28,7 @@ class Family(StrEnum):
     STRUCTURED = "Structured output"
     TOOL = "Command lines and evaluation"
     LOAD = "Load generators"
+    GRPC = "Open Inference Protocol over gRPC"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,10 @@ class Client:
     script: str
     variant: str = ""
     large: bool = False
+
+    @property
+    def is_grpc(self) -> bool:
+        return self.family is Family.GRPC
 
 
 def _python(name: str, family: Family, script: str, *packages: str, variant: str = "", large: bool = False) -> Client:
@@ -139,6 +144,8 @@ CLIENTS: Final = (
     _node("autocannon", Family.LOAD, "autocannon", "autocannon@9.0.0"),
     Client("vllm-bench-serve", Family.LOAD, Language.ENGINE, (), "load_generators.py", "vllm_bench_serve"),
     _python("aiperf", Family.LOAD, "load_generators", "aiperf==0.13.0", variant="aiperf", large=True),
+    _python("tritonclient", Family.GRPC, "grpc_clients", "tritonclient[grpc]==2.73.0", variant="triton"),
+    _python("kserve", Family.GRPC, "grpc_clients", "kserve==0.21.0", variant="kserve"),
     _python("guidellm", Family.LOAD, "load_generators", "guidellm==0.8.1", variant="guidellm", large=True),
 )  # fmt: skip
 

@@ -15,15 +15,20 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from urllib.parse import urlsplit
 
+import grpc
 import httpx
 
 from bench import ROOT
 from bench.conformance.clients import CACHE, CLIENTS, Client, command_of, folder_of, is_installed
 from bench.conformance.results import Result, page, results_of
-from bench.fleet.live_fleet import Fleet
+from bench.fleet.live_fleet import Fleet, wait_for
 from engine_agent.engines.uv_install import CannotInstall
+from engine_agent.grpc_gateway.messages.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from engine_agent.protocol.ports import grpc_port
 
 MODELS = {"sim": "sim-70b", "vllm": "smollm2"}
 """The demo fleet's models by engine."""
@@ -64,6 +69,38 @@ def key_of(fleet: Fleet, base_urls: Sequence[str]) -> Iterator[str]:
         fleet.post(f"keys/{made['prefix']}/revoke", why="the run is over")
 
 
+def grpc_address(base_url: str) -> str:
+    parts = urlsplit(base_url)
+    return f"{parts.hostname}:{grpc_port(parts.port or 80)}"
+
+
+@contextmanager
+def serving_grpc(fleet: Fleet, base_urls: Sequence[str]) -> Iterator[None]:
+    """The regions of these ingresses serve gRPC when the block starts, and as before when it ends."""
+    used = {url.removesuffix("/v1") for url in base_urls}
+    before = {row["name"]: row["grpc"] for row in fleet.rows("regions") if row["ingress_url"] in used}
+    try:
+        for name in before:
+            fleet.ask("PATCH", f"regions/{name}", {"grpc": True})
+        for url in base_urls:
+            wait_for(partial(serves_grpc, grpc_address(url)), KEY_WITHIN_S, f"gRPC at {grpc_address(url)}")
+        yield
+    finally:
+        for name, was in before.items():
+            fleet.ask("PATCH", f"regions/{name}", {"grpc": was})
+
+
+def serves_grpc(address: str) -> bool:
+    with grpc.insecure_channel(address) as channel:
+        check = channel.unary_unary(
+            "/grpc.health.v1.Health/Check", HealthCheckRequest.SerializeToString, HealthCheckResponse.FromString
+        )
+        try:
+            return bool(check(HealthCheckRequest(), timeout=5).status == HealthCheckResponse.SERVING)
+        except grpc.RpcError:
+            return False
+
+
 def tokenizer() -> str:
     found = sorted((ROOT / ".cache" / "artifacts").glob("smollm2-*"))
     return str(found[0]) if found else ""
@@ -75,6 +112,7 @@ def try_client(client: Client, engine: str, base_url: str, key: str) -> list[Res
         **os.environ,
         **QUIET,
         "CONFORMANCE_BASE_URL": base_url,
+        "CONFORMANCE_GRPC": grpc_address(base_url),
         "CONFORMANCE_MODEL": MODELS[engine],
         "CONFORMANCE_KEY": key,
         "CONFORMANCE_TOKENIZER": tokenizer(),
@@ -100,7 +138,8 @@ def run(clients: Sequence[Client], engines: Sequence[str], write: Path | None) -
     fleet, results, started = Fleet(), list[Result](), time.monotonic()
     installed = len({folder_of(client) for client in clients if not is_installed(client)})
     base_urls = {engine: f"{fleet.ingresses(MODELS[engine])[0]}/v1" for engine in engines}
-    with key_of(fleet, list(base_urls.values())) as key:
+    grpc_urls = list(base_urls.values()) if any(client.is_grpc for client in clients) else []
+    with key_of(fleet, list(base_urls.values())) as key, serving_grpc(fleet, grpc_urls):
         for engine, base_url in base_urls.items():
             for client in clients:
                 began = time.monotonic()

@@ -147,6 +147,7 @@ def ingress(
     *options: str,
     by_cache: bool = False,
     certify: Callable[[Path], None] | None = None,
+    grpc: bool = False,
 ) -> Iterator[psutil.Process]:
     """An ingress agent with its HAProxy, serving `MODEL` from these cells by a table in its journal; `options` are more
     of its command line. `certify` gives its home a certificate: it reaches cells over TLS; without, in plain."""
@@ -154,7 +155,7 @@ def ingress(
     home.mkdir(parents=True, exist_ok=True)
     if certify:
         certify(home)
-    Journal(home / JOURNAL_FILE, RoutingTable).save(RoutingTable(1, REGION, (pool,)))
+    Journal(home / JOURNAL_FILE, RoutingTable).save(RoutingTable(1, REGION, (pool,), grpc=grpc))
     words = (sys.executable, "-m", "engine_agent", "ingress", "--ingress-id", "i-bench", "--region", REGION)
     where = ("--home", str(home), "--server", NO_CONTROL_PLANE, "--port", str(port))
     with spawned(

@@ -24,7 +24,7 @@ from controlplane.dashboard.wizard_pages import wizard_view
 from controlplane.dashboard.wizards import Wizard
 from fleet.cells.pages.logs import CELL_LOGS, cell_log_download
 from fleet.cells.pages.views import CELL, CELLS, cell_action
-from fleet.deployments.pages.policies import SCALING_WIZARD, TRAFFIC_WIZARD, UPDATE_WIZARD
+from fleet.deployments.pages.policies import CHAIN_WIZARD, SCALING_WIZARD, TRAFFIC_WIZARD, UPDATE_WIZARD
 from fleet.deployments.pages.views import DAY_PLAN, DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
 from fleet.deployments.pages.wizard import DEPLOYMENT_WIZARD
 from fleet.drafts.pages.views import (
@@ -141,6 +141,7 @@ urlpatterns = [
     path("deployments/<str:key>/", _view(DEPLOYMENT), name="deployment"),
     path("deployments/<str:name>/scale/", deployment_scale_page, name="deployment-scale"),
     path("deployments/<str:key>/autoscaling/", _wizard(SCALING_WIZARD), name="deployment-autoscaling"),
+    path("deployments/<str:key>/chain/", _wizard(CHAIN_WIZARD), name="deployment-chain"),
     path("deployments/<str:key>/updates/", _wizard(UPDATE_WIZARD), name="deployment-updates"),
     path("deployments/<str:key>/traffic/", _wizard(TRAFFIC_WIZARD), name="deployment-traffic"),
     path("rollouts/", _view(ROLLOUTS), name="rollouts"),

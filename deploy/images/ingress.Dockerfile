@@ -13,7 +13,7 @@ RUN chmod 755 /usr/local/bin/switchyard-agent
 ENV SWITCHYARD_PREFIX=/var/lib/switchyard
 VOLUME /var/lib/switchyard
 # Plain HTTP and TLS of applications, other ingresses, metrics.
-EXPOSE 8080 11080 10080 9080
+EXPOSE 8080 11080 10080 9080 12080 13080
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["/usr/local/bin/switchyard-agent"]
 CMD ["ingress"]

@@ -19,7 +19,7 @@ from engine_agent.cell_proxy.wire import COMPLETION_TOKENS_HEADER, Headers, Requ
 from engine_agent.protocol.api_surface import Counting
 from engine_agent.protocol.proxy_messages import PREFIX_DIGITS, PROMPT_TOKENS_HEADER
 from engine_agent.protocol.request_messages import RequestSample, SampleKind
-from engine_agent.protocol.tracing import SpanContext, begin_span, span_json, with_context
+from engine_agent.protocol.tracing import SpanContext, begin_span, span_json, trace_of, with_context
 
 
 class RequestOutcome(StrEnum):
@@ -231,7 +231,11 @@ class RequestRecord:
             first_ms = 1000 * (ending.duration_s if self._ttft_s is None else self._ttft_s)
             is_stream = self._response is not None and self._response.is_stream
             describe = lambda: self._described(now, ending, usage)  # noqa: E731 - made only if it is kept
-            self._cell.samples.answered(now, first_ms, describe, is_stream=is_stream)
+            self._cell.samples.answered(now, first_ms, describe, is_stream=is_stream, trace=self._client_trace())
+
+    def _client_trace(self) -> str:
+        began_here = self._span is not None and not self._span.parent_id
+        return "" if began_here else trace_of(self._head.headers)
 
     def _described(self, now: float, ending: Ending, usage: Usage) -> RequestSample:
         metadata, began_at = self.metadata, now - (monotonic() - self.began_at)

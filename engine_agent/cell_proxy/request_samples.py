@@ -1,5 +1,6 @@
-"""Samples of a cell's requests by windows: a uniform sample of the answered ones, the slowest to the first token, and
-failed ones. Bounded in number and memory; a request that is in no sample costs one random number and two comparisons.
+"""Samples of a cell's requests by windows: a uniform sample of the answered ones, the slowest to the first token, those
+with certain traces, and failed ones. Bounded in number and memory; a request that is in no sample costs one random
+number and two comparisons, and one hash if its client traces it.
 
 Algorithm R keeps the uniform sample (J. Vitter, "Random sampling with a reservoir", 1985). Failed requests share their
 places by tenant (`FairPlaces`)."""
@@ -7,6 +8,7 @@ places by tenant (`FairPlaces`)."""
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from heapq import heappush, heapreplace
 from itertools import zip_longest
 from random import random, shuffle
@@ -60,6 +62,7 @@ class FairPlaces:
 
 
 _Slow = tuple[float, int, RequestSample]
+_Linked = tuple[int, int, str, RequestSample]
 
 
 @dataclass(slots=True)
@@ -71,6 +74,10 @@ class _Open:
     """With the number of the request in the window, by which both samples know the same request."""
     slowest: tuple[list[_Slow], list[_Slow]] = field(default_factory=lambda: ([], []))
     """Heaps of whole answers and of streams; the fastest of them first."""
+    linked: list[_Linked] = field(default_factory=list)
+    """A heap of the traces with the lowest hashes, negated, the highest of them first. Which traces are kept depends on
+    their ids alone, so that another cell keeps the same ones (bottom-k sampling: E. Cohen and H. Kaplan, "Summarizing
+    data using bottom-k sketches", 2007)."""
     errors: FairPlaces = field(default_factory=lambda: FairPlaces(SAMPLES_OF_A_KIND))
     """By tenant."""
 
@@ -84,8 +91,11 @@ class RequestSampler:
         self._closed: deque[tuple[int, RequestWindow]] = deque(maxlen=CLOSED_KEPT)
         self._number = 0
 
-    def answered(self, now: float, first_ms: float, describe: Describe, *, is_stream: bool = True) -> None:
-        """A request was answered, after `first_ms` to its first token, or to its whole answer."""
+    def answered(
+        self, now: float, first_ms: float, describe: Describe, *, is_stream: bool = True, trace: str = ""
+    ) -> None:
+        """A request was answered, after `first_ms` to its first token, or to its whole answer. `trace`: its client's
+        trace, "" for none."""
         window = self._at(now)
         number, window.answered = window.answered, window.answered + 1
         sample: RequestSample | None = None
@@ -100,6 +110,21 @@ class RequestSampler:
             heappush(slowest, (first_ms, number, sample or describe()))
         elif first_ms > slowest[0][0]:
             heapreplace(slowest, (first_ms, number, sample or describe()))
+        if trace:
+            self._link(window.linked, number, trace, sample, describe)
+
+    @staticmethod
+    def _link(linked: list[_Linked], number: int, trace: str, sample: RequestSample | None, describe: Describe) -> None:
+        """Of several requests of one trace, the first counts."""
+        rank = -_trace_hash(trace)
+        is_full = len(linked) == SAMPLES_OF_A_KIND
+        if (is_full and rank <= linked[0][0]) or any(each[2] == trace for each in linked):
+            return
+        entry = (rank, number, trace, sample or describe())
+        if is_full:
+            heapreplace(linked, entry)
+        else:
+            heappush(linked, entry)
 
     def failed(self, now: float, tenant: str, describe: Describe) -> None:
         window = self._at(now)
@@ -126,17 +151,34 @@ class RequestSampler:
 
     def _report(self, window: _Open) -> RequestWindow:
         uniform = {number for number, _ in window.uniform}
-        ordinary = [sample for _, sample in window.uniform]
-        by_rank = zip_longest(*(sorted(heap, reverse=True) for heap in window.slowest))
-        slow = [each[2] for pair in by_rank for each in pair if each is not None and each[1] not in uniform]
+        traces = {number: trace for _, number, trace, _ in window.linked}
+        ordinary = [_traced(sample, traces.get(number, "")) for number, sample in window.uniform]
+        by_rank = zip_longest(*(sorted(heap, reverse=True, key=lambda each: each[:2]) for heap in window.slowest))
+        ranked = [each for pair in by_rank for each in pair if each is not None and each[1] not in uniform]
+        slow = [_traced(sample, traces.get(number, "")) for _, number, sample in ranked]
+        others = uniform | {number for _, number, _ in ranked}
+        by_hash = sorted(window.linked, reverse=True, key=lambda each: each[:2])
+        linked = [_traced(sample, trace) for _, number, trace, sample in by_hash if number not in others]
         errors = window.errors.samples
         shuffle(ordinary)
         shuffle(errors)
-        kinds = ((SampleKind.UNIFORM, ordinary), (SampleKind.SLOW, slow), (SampleKind.ERROR, errors))
+        kinds = (
+            *((SampleKind.UNIFORM, ordinary), (SampleKind.SLOW, slow)),
+            *((SampleKind.LINKED, linked), (SampleKind.ERROR, errors)),
+        )
         samples = tuple(each for kind, found in kinds for each in _of_kind(kind, found))
         return RequestWindow(
             self._cell, self._generation, round(window.since, 3), window.answered, window.failed, samples
         )
+
+
+def _trace_hash(trace: str) -> int:
+    """Ids of traces may contain a time, so they are not uniform themselves."""
+    return int.from_bytes(blake2b(trace.encode(), digest_size=8).digest())
+
+
+def _traced(sample: RequestSample, trace: str) -> RequestSample:
+    return structs.replace(sample, trace=trace) if trace else sample
 
 
 def _of_kind(kind: SampleKind, samples: Iterable[RequestSample]) -> Iterable[RequestSample]:

@@ -75,7 +75,7 @@ def caller_of(context: Context) -> Caller:
         if name == SOURCE_HEADER:
             address, _, port = text.partition(" ")
             source = (address, int(port))
-        elif name in FORWARDED:
+        elif name in FORWARDED and text.isprintable():  # no line end, whatever HTTP/2 let through
             headers.append((name, text))
     return Caller(source, tuple(headers))
 

@@ -19,7 +19,7 @@ from engine_agent.ingress.certificates import Applications, LinkFiles
 from engine_agent.ingress.command_socket import CommandRefused, Unreachable
 from engine_agent.ingress.config import body_parser_structure_of, render, render_body_parser, structure_of
 from engine_agent.ingress.desired import EMPTY_DESIRED, DesiredHaproxy, desired_from
-from engine_agent.ingress.grpc_process import GrpcProcess
+from engine_agent.ingress.grpc_process import GrpcProcess, without_taken_ports
 from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
 from engine_agent.ingress.hold_socket import HoldSocket
 from engine_agent.ingress.key_map import KEYS_MAP
@@ -59,6 +59,8 @@ READ_PARSERS_EVERY_S = 1.0
 WRITE_AGAIN_S = 2.0
 """Retry of a table that could not be written. The control plane does not send it again, and a full disk must not delay
 it further."""
+PORT_AGAIN_S = 15.0
+"""Retry of a port for gRPC that another process has."""
 JOURNAL_FILE = "journal.json"
 NAMED_MOST = 3
 
@@ -159,7 +161,9 @@ class IngressAgent:
             haproxy.adopt()
 
     def _desired_from(self, table: RoutingTable) -> DesiredHaproxy:
-        return replace(desired_from(table, self._fleet()), applications=self._applications.in_force)
+        desired = replace(desired_from(table, self._fleet()), applications=self._applications.in_force)
+        served = self._desired is not None and self._desired.features.grpc
+        return desired if served else without_taken_ports(desired, self._settings)
 
     async def _supervise_serving(
         self, send: Callable[[IngressReport], None], send_requests: Callable[[RequestWindow], None]
@@ -281,6 +285,9 @@ class IngressAgent:
             log.error("%s", self._refusal)
             return
         self._desired, self._refusal = desired, ""
+        if table.grpc and not desired.features.grpc and self._pending_table is None:
+            self._pending_table = table
+            self._accept_at_s = asyncio.get_running_loop().time() + PORT_AGAIN_S
 
     def _changes_parser(self, tier: BodyParserTier, before: DesiredHaproxy, after: DesiredHaproxy) -> bool:
         current, wanted = (body_parser_structure_of(desired, self._settings, tier) for desired in (before, after))

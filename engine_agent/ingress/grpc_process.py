@@ -10,17 +10,20 @@ import random
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from engine_agent.engines.base import Launch
-from engine_agent.ingress.config import GRPC_SOCKETS
+from engine_agent.ingress.config import CONFIG_FILE, GRPC_SOCKETS
 from engine_agent.ingress.desired import DesiredHaproxy
+from engine_agent.ingress.haproxy import find_master, is_taken
 from engine_agent.ingress.settings import IngressSettings
 from engine_agent.ingress.supervisor import RestartBackoff
 from engine_agent.node import procfs
 from engine_agent.node.accounts import Account, Service, confined, open_way
 from engine_agent.node.logs import bound, last_lines
+from engine_agent.protocol.ports import grpc_port, grpc_tls_port
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +135,21 @@ class GrpcProcess:
         root, account = str(Path(__file__).resolve().parents[2]), self._settings.worker_account
         launch = Launch(argv=(sys.executable, "-m", MODULE, *arguments), env={"PYTHONPATH": root})
         return confined(launch, Account(Service.INGRESS, *account), self.folder) if account else launch
+
+
+def without_taken_ports(desired: DesiredHaproxy, settings: IngressSettings) -> DesiredHaproxy:
+    """The desired state without gRPC if another process has one of its ports: HAProxy would not start, or would share
+    the port with it. The state names the port."""
+    config = settings.state_dir / CONFIG_FILE
+    if not desired.features.grpc or (find_master(config) is not None and "\nfrontend grpc\n" in config.read_text()):
+        return desired
+    ports = (grpc_port(settings.port), grpc_tls_port(settings.port))
+    taken = next((port for port in ports if is_taken(settings.host, port)), None)
+    if taken is None:
+        return desired
+    reason = f"gRPC: {settings.host}:{taken} is in use: stop the process that listens there (`ss -ltnp` names it)"
+    features = replace(desired.features, grpc=False)
+    return replace(desired, features=features, left_out=(*desired.left_out, reason))
 
 
 def _running(folder: Path) -> dict[int, tuple[str, ...]]:

@@ -45,12 +45,15 @@ class GrpcLimits:
 
     calls: int = 256
     """Calls at the gateway at the same time, streams included. Further calls wait in HAProxy."""
-    calls_of_client: int = 64
-    """The same for one client address."""
+    calls_of_client: int = 128
+    """The same for one client address, which may also be that of a load balancer."""
+    connections_of_client: int = 256
+    """Of one client address, of twice as many in total."""
     wait_s: int = 10
     """Wait for a place at the gateway; as long as a real-time request waits for a cell."""
-    silence_s: int = 600
-    """Silence of a client within a stream. The gateway closes idle streams and clients that do not read."""
+    silence_s: int = 330
+    """Silence of a client within a stream. The gateway closes idle streams after 300 s, and earlier those of clients
+    that do not read."""
 
 
 @dataclass(frozen=True, slots=True)

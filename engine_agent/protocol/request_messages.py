@@ -13,7 +13,7 @@ WINDOW_S = 30.0
 SAMPLES_OF_A_KIND = 16
 """Of one window and kind: 32 a minute. Statistics over half an hour then have hundreds of requests, and a window has
 less than 20 KB."""
-MAX_WINDOW_SAMPLES = 4 * SAMPLES_OF_A_KIND
+MAX_WINDOW_SAMPLES = 5 * SAMPLES_OF_A_KIND
 """Slow streams and slow whole answers are two kinds: their times to the first byte cannot be compared."""
 REFUSALS_WITH_KEY, REFUSALS_WITHOUT_KEY = 32, 16
 """Of one window of an ingress. Together less than a window may have."""
@@ -29,6 +29,8 @@ class SampleKind(StrEnum):
     """Of the uniform sample of answered requests, slow ones included."""
     SLOW = "slow"
     """One of the slowest streams or whole answers of its window, and not in the uniform sample."""
+    LINKED = "linked"
+    """Answered, with a trace of its client, and in neither of the other samples."""
     ERROR = "error"
     REFUSED = "refused"
     """Failed at an ingress without a valid key, so no tenant is known. Its own kind, because anyone can cause it."""
@@ -45,7 +47,11 @@ class RequestSample(Struct, frozen=True, omit_defaults=True):
     the time is unknown.
 
     `in_flight`: requests in the cell when it arrived. `reason`: the code of a refusal. `is_handed_back`: the ingress
-    tried another cell. `deployment`: from ingresses, if the request got as far as a pool."""
+    tried another cell. `deployment`: from ingresses, if the request got as far as a pool.
+
+    `trace`: the id of its client's W3C trace, in hexadecimal; only if the request is in the sample by traces. Each cell
+    keeps the traces of a window with the lowest hashes, so two cells keep the same traces of a client that sends one
+    request to each."""
 
     request: Annotated[str, Meta(max_length=REQUEST_ID_CHARS_MAX)]
     at: Annotated[float, Meta(ge=0, le=1e11)]
@@ -71,6 +77,7 @@ class RequestSample(Struct, frozen=True, omit_defaults=True):
     queue_ms: Milliseconds | None = None
     first_ms: Milliseconds | None = None
     deployment: Annotated[str, Meta(max_length=96)] = ""
+    trace: Annotated[str, Meta(max_length=32, pattern="^([0-9a-f]{32})?$")] = ""
 
 
 class RequestWindow(Struct, frozen=True, tag="requests"):

@@ -91,6 +91,12 @@ def begin_span(headers: Headers, ratio: float, random_bits: Callable[[int], int]
     return SpanContext(trace.decode(), _span_id(random_bits), parent.decode())
 
 
+def trace_of(headers: Headers) -> str:
+    """The id of the trace that these headers are a part of, in hexadecimal; empty without a valid one."""
+    given = next((match for name, value in headers if name == TRACEPARENT and (match := _VALID.fullmatch(value))), None)
+    return given[1].decode() if given is not None else ""
+
+
 def _span_id(random_bits: Callable[[int], int]) -> str:
     return f"{random_bits(64) or 1:016x}"
 

@@ -8,6 +8,7 @@ from django.db.models import Prefetch, QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import extend_schema, extend_schema_field
 from rest_framework import serializers
+from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
@@ -19,6 +20,7 @@ from fleet.autoscaling.planning.policy import CELLS_MOST, InvalidScaling, cells_
 from fleet.autoscaling.planning.roles import RatioRule
 from fleet.capacity.planning.pools import Market
 from fleet.cells.selectors import cells_by_type, ready_cells_by_place
+from fleet.chains.selectors import chain_view
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.services.deployments import (
     cells_stated,
@@ -41,6 +43,7 @@ from kernel.rest.serializers import (
     column_field,
 )
 from kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel.tones import Tone
 
 NAME = r"^[A-Za-z0-9][-A-Za-z0-9_]*\Z"
 
@@ -179,7 +182,7 @@ class CreateDeploymentSerializer(_Columns):
         return _check_unique_regions(wanted)
 
 
-SHARED_WITH_OTHERS = frozenset({"team", "priority", "preemptible", "preempts"})
+SHARED_WITH_OTHERS = frozenset({"team", "priority", "preemptible", "preempts", "chain"})
 """These affect other deployments, so a grant for a single deployment does not suffice."""
 
 
@@ -269,6 +272,62 @@ def _role_plan(place: DeploymentRegion) -> dict[str, Any] | None:
     return None if state is None else RolePlanSerializer(state).data
 
 
+class ChainPartSerializer(serializers.Serializer[Any]):
+    name = serializers.CharField(help_text="`planner`, `application` between both, `deployment` or `sum`.")
+    p50_ms = serializers.FloatField()
+    p95_ms = serializers.FloatField()
+    p99_ms = serializers.FloatField()
+    percent = serializers.FloatField(help_text="Its mean part of the sum.")
+
+    class Meta:
+        examples = {"name": "planner", "p50_ms": 180.0, "p95_ms": 260.0, "p99_ms": 290.0, "percent": 22.0}
+
+
+class ChainedRequestSerializer(serializers.Serializer[Any]):
+    trace = serializers.CharField(source="request.trace")
+    request = serializers.CharField(source="request.request", help_text="`X-Request-Id` of the deployment's answer.")
+    planner_request = serializers.CharField(source="planner.request")
+    at = serializers.DateTimeField(source="request.at")
+    planner_ms = serializers.FloatField(help_text="From the planner's request to the end of its answer.")
+    between_ms = serializers.FloatField(help_text="Of the application, by two clocks.")
+    own_ms = serializers.FloatField(help_text="From the deployment's request to its first token.")
+    sum_ms = serializers.FloatField()
+
+    class Meta:
+        examples = {"trace": "4bf92f3577b34da6a3ce929d0e0e4736", "planner_ms": 180.0, "sum_ms": 920.0}
+
+
+class ChainFiguresSerializer(serializers.Serializer[Any]):
+    count = serializers.IntegerField(help_text="Sampled chains of the last hour.")
+    parts = ChainPartSerializer(many=True)
+    late_percent = serializers.FloatField(allow_null=True, help_text="Sums over the objective; null without a chain.")
+    planner_late_percent = serializers.FloatField(
+        allow_null=True, help_text="Planners over their part; null if that is not stated."
+    )
+    slowest = ChainedRequestSerializer(many=True)
+
+
+class ChainBurnSerializer(serializers.Serializer[Any]):
+    rates = serializers.DictField(
+        child=serializers.FloatField(allow_null=True), help_text="Window in seconds -> burn rate; null: no sample."
+    )
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    reason = serializers.CharField()
+
+
+class ChainViewSerializer(serializers.Serializer[Any]):
+    """A chain: its objective, what its parts took, and the burn of its budget."""
+
+    deployment = serializers.CharField()
+    plans = serializers.ListField(child=serializers.CharField(), help_text="Deployments whose requests it plans.")
+    planner = serializers.CharField(source="chain.planner", allow_null=True, help_text="Null: it has none.")
+    ttft_ms = serializers.FloatField(source="chain.ttft_ms", allow_null=True)
+    ttft_share = serializers.FloatField(source="chain.ttft_share", allow_null=True)
+    planner_ms = serializers.FloatField(source="chain.planner_ms", allow_null=True)
+    figures = ChainFiguresSerializer(allow_null=True)
+    burn = ChainBurnSerializer(allow_null=True)
+
+
 class DeploymentFilter(filters.FilterSet):
     serving_class = filters.ChoiceFilter(choices=choices(ServingClass))
     region = filters.CharFilter(field_name="regions__region_id", help_text="Deployments in this region.")
@@ -342,6 +401,13 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
         if isinstance(done, Approval):
             return waiting(done)
         return Response(self.get_serializer(self.get_object()).data)
+
+    @extend_schema(responses=ChainViewSerializer, filters=False)
+    @action(detail=True, url_path="chain", pagination_class=None)
+    def chain_figures(self, request: Request, name: str) -> Response:
+        """What the chain with its planner took in the last hour, by sampled requests that have the same trace, and the
+        burn of its budget."""
+        return Response(ChainViewSerializer(chain_view(self.get_object(), clock.now())).data)
 
     def destroy(self, request: Request, name: str) -> Response:
         """Deletes a deployment, its ended rollouts and its traffic settings, and returns it. 409 while it has target

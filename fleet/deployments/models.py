@@ -7,6 +7,7 @@ from engine_agent.protocol.states import ServingClass
 from fleet.autoscaling.planning.policy import CellPools, CellRange, Cells, RolesBy, ScalingPolicy, parse_scaling_policy
 from fleet.autoscaling.planning.role_split import RoleSplit, split_within
 from fleet.capacity.planning.pools import Market
+from fleet.chains.planner import Chain, parse_chain
 from fleet.deployments.planner import (
     PRIORITY_MOST,
     GrantRule,
@@ -28,7 +29,7 @@ class Deployment(models.Model):
 
     SETTABLE = (
         "serving_class", "drain_deadline_s", "update_policy", "slo", "scaling", "markets", "team", "priority",
-        "preemptible", "preempts", "instance_types",
+        "preemptible", "preempts", "instance_types", "chain",
     )  # fmt: skip
     """Columns that requests may set. The API, documents and the command line follow this list."""
 
@@ -88,6 +89,13 @@ class Deployment(models.Model):
         help_text="Cells for which it takes machines from lower priorities: `min`, the start of its range or the "
         "number that was set; `need`, all; `nothing`.",
     )
+    chain = models.JSONField(
+        default=dict,
+        blank=True,
+        help_text="The deployment that plans its requests and an objective for both: `planner`, `ttft_ms` from the "
+        "planner's request to its own first token, `ttft_share` of requests that must keep it, and `planner_ms`, the "
+        "planner's part. Empty: none.",
+    )
     next_ordinal = models.PositiveIntegerField(default=1)
     created_at = models.DateTimeField()
 
@@ -111,6 +119,10 @@ class Deployment(models.Model):
 
     def objective(self) -> Objective:
         return parse_objective(self.slo, ServingClass(self.serving_class))
+
+    def chain_stated(self) -> Chain | None:
+        """The objective over it and its planner, or None."""
+        return parse_chain(self.chain)
 
     def scaling_policy(self) -> ScalingPolicy:
         return parse_scaling_policy(self.scaling)

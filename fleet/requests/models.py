@@ -27,7 +27,8 @@ class RequestSample(models.Model):
     kind = models.CharField(
         max_length=8,
         choices=choices(SampleKind),
-        help_text="`uniform` sample, one of the `slow`est, an `error`, or `refused` without a valid key.",
+        help_text="`uniform` sample, one of the `slow`est, `linked` by its trace, an `error`, or `refused` without a "
+        "valid key.",
     )
     status = models.PositiveSmallIntegerField(help_text="HTTP status of the answer.")
     reason = models.CharField(max_length=64, blank=True, help_text="Code of the error; empty: none was stated.")
@@ -49,6 +50,9 @@ class RequestSample(models.Model):
     queue_ms = models.FloatField(null=True, help_text="In the cell's proxy, until the engine got it.")
     first_ms = models.FloatField(null=True, help_text="From its arrival at the cell to its first token.")
     total_ms = models.FloatField(help_text="From its arrival at the cell to its end.")
+    trace = models.CharField(
+        max_length=32, blank=True, help_text="Id of its client's trace, if it is in the sample by traces."
+    )
 
     class Meta:
         ordering = ["-id"]
@@ -57,6 +61,7 @@ class RequestSample(models.Model):
             models.Index(fields=["at"], name="request_sample_at"),
             models.Index(fields=["kind", "at"], name="request_of_kind"),
             models.Index(fields=["deployment", "at"], name="request_of_deployment"),
+            models.Index(fields=["deployment", "at"], name="request_of_trace", condition=~models.Q(trace="")),
             models.Index(fields=["request"], name="request_by_id", opclasses=["text_pattern_ops"]),
             models.Index(fields=["key", "at"], name="request_errors_of_key", condition=models.Q(kind="error")),
             models.Index(

@@ -19,7 +19,8 @@ KEPT_S = 86_400
 FAILED_KEPT_S = 7 * 86_400
 """The same of failed requests, which are few and are searched for by their id days later."""
 FAILED = (SampleKind.ERROR, SampleKind.REFUSED)
-ORDINARY = (SampleKind.UNIFORM, SampleKind.SLOW)
+COMPARED = (SampleKind.UNIFORM, SampleKind.SLOW)
+ANSWERED = (*COMPARED, SampleKind.LINKED)
 REFUSED_SHARE = 0.25
 """Of the bytes for failed requests. Anyone can cause requests without a valid key, so they have their own share."""
 INDEX_BYTES = 700

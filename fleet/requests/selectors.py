@@ -8,7 +8,7 @@ from django.db.models import Q, QuerySet
 
 from engine_agent.protocol.request_messages import SampleKind
 from fleet.requests.models import RequestSample
-from fleet.requests.planner import FAILED, FAILED_KEPT_S, SampledRequest
+from fleet.requests.planner import COMPARED, FAILED, FAILED_KEPT_S, SampledRequest
 from kernel.time_ranges import TimeRange
 
 MOST_COMPARED = 6000
@@ -30,8 +30,8 @@ def requests_between(
 
 
 def requests_compared(found: QuerySet[RequestSample]) -> list[SampledRequest]:
-    """The newest `MOST_COMPARED` answered requests."""
-    answered = found.exclude(kind__in=FAILED).values_list(*_COLUMNS)
+    """The newest `MOST_COMPARED` answered requests, without those that were chosen by their trace."""
+    answered = found.filter(kind__in=COMPARED).values_list(*_COLUMNS)
     return [SampledRequest(*row) for row in answered[:MOST_COMPARED]]
 
 

@@ -28,11 +28,11 @@ from fleet.cells.models import Cell, CellMember
 from fleet.reconcile.planning.states import CellState
 from fleet.requests.models import RequestSample as StoredSample
 from fleet.requests.planner import (
+    ANSWERED,
     FAILED,
     FAILED_KEPT_S,
     KEPT_S,
     LARGEST_ROW_BYTES,
-    ORDINARY,
     failed_rows,
     samples_of_a_kind,
 )
@@ -80,8 +80,8 @@ def request_windows_store(*, windows: Sequence[tuple[str, RequestWindow]], now: 
         )
     }
     cells = Cell.objects.filter(state__in=SERVING).count()
-    ordinary = samples_of_a_kind(rows_max=settings.REQUEST_SAMPLES, cells=cells, kinds=len(ORDINARY))
-    most = dict.fromkeys(ORDINARY, ordinary)
+    ordinary = samples_of_a_kind(rows_max=settings.REQUEST_SAMPLES, cells=cells, kinds=len(ANSWERED))
+    most = dict.fromkeys(ANSWERED, ordinary)
     rows_max = failed_rows(SampleKind.ERROR, budget_bytes=_failed_bytes(), row_bytes=LARGEST_ROW_BYTES)
     most[SampleKind.ERROR] = samples_of_a_kind(rows_max=rows_max, cells=cells, kinds=1)
     rows: list[dict[str, Any]] = []
@@ -171,7 +171,7 @@ def _store(rows: list[dict[str, Any]]) -> int:
 def request_samples_trim(*, now: datetime) -> None:
     """Deletes samples of answered requests older than a day, those of failed ones older than a week, and the oldest of
     each above its limit, in short statements."""
-    _trim(ORDINARY, now - timedelta(seconds=KEPT_S), settings.REQUEST_SAMPLES)
+    _trim(ANSWERED, now - timedelta(seconds=KEPT_S), settings.REQUEST_SAMPLES)
     for kind in FAILED:
         rows = failed_rows(kind, budget_bytes=_failed_bytes(), row_bytes=_row_bytes(kind))
         _trim((kind,), now - timedelta(seconds=FAILED_KEPT_S), rows)

@@ -266,6 +266,50 @@ UPDATE_WIZARD = Wizard(
 )
 
 
+# --- chain -----------------------------------------------------------------------------------------------------------
+
+
+def _chain(name: str, label: str, text: str = "", kind: InputKind = NUMBER, **more: Any) -> Input:
+    return Input(name=name, at=f"Deployment.chain.{name}", label=label, help=text, kind=kind, **more)
+
+
+def _planners(typed: Typed) -> list[Option]:
+    return [Option("", "none"), *(each for each in _deployments(typed) if each.value != typed.text("name"))]
+
+
+CHAIN = (
+    _chain("planner", "Planner", "The deployment that applications call before this one.", CHOICE, options=_planners),
+    _chain("ttft_ms", "First token, ms", "From the planner's request to the first token of this deployment's answer."),
+    _chain("ttft_share", "Share of requests that keep it", "Default: 0.99."),
+    _chain("planner_ms", "Part of the planner, ms", "Empty: not stated."),
+)
+
+
+def _chain_start(request: PageRequest) -> Texts:
+    deployment = get_object_or_404(Deployment, pk=request.key)
+    return {"name": deployment.pk, **_texts(deployment.chain)}
+
+
+def _chain_documents(values: Values) -> Documents:
+    if not values.get("name"):
+        raise InvalidInput(field="name", rule="required", message="Deployment: name it")
+    stated = {each.name: values[each.name] for each in CHAIN if values.get(each.name) not in (None, "")}
+    return [document(Kind.DEPLOYMENT, values["name"], {"chain": stated if "planner" in stated else {}})]
+
+
+CHAIN_WIZARD = Wizard(
+    title="Chain",
+    section="deployments",
+    about="A planner, such as one that rewrites queries, and an objective for both. Applications call the planner and "
+    "then this deployment, with the same traceparent.",
+    steps=(Step("Chain", (_name(Kind.DEPLOYMENT), *CHAIN)),),
+    documents=_chain_documents,
+    kinds=frozenset({Kind.DEPLOYMENT}),
+    url=_url,
+    start=_chain_start,
+)
+
+
 # --- traffic ---------------------------------------------------------------------------------------------------------
 
 

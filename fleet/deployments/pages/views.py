@@ -36,6 +36,7 @@ from fleet.autoscaling.planning.policy import (
 )
 from fleet.capacity.pages import DayPlanView, day_plan_view
 from fleet.cells.pages.data import CellSummary, cells_of
+from fleet.chains.selectors import ChainView, chain_view
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.pages.data import (
     DEPLOYMENT_LIST,
@@ -80,6 +81,10 @@ def _deployment_model(request: PageRequest) -> Deployment:
 
 def _slo(request: PageRequest) -> Slo:
     return slo_of(request.once(_deployment_model), request.now)
+
+
+def _chain(request: PageRequest) -> ChainView:
+    return chain_view(request.once(_deployment_model), request.now)
 
 
 def _types(request: PageRequest) -> DeploymentTypes:
@@ -129,6 +134,7 @@ POLICY_PAGES = (
     ("deployment-autoscaling", "Autoscaling"),
     ("deployment-updates", "Update policy"),
     ("deployment-traffic", "Traffic policy"),
+    ("deployment-chain", "Chain"),
 )
 
 
@@ -186,6 +192,13 @@ DEPLOYMENT = Page(
             _types,
         ),
         Fragment("deployment-slo", "Error budget", ("history",), "fleet/load/slo.html", _slo),
+        Fragment(
+            "deployment-chain",
+            "Chain with its planner",
+            ("deployments:{key}", "requests"),
+            "fleet/chains/chain.html",
+            _chain,
+        ),
         Fragment(
             "deployment-autoscaling",
             "Autoscaling",

@@ -48,7 +48,7 @@ MAX_REGIONS = 100
 FITS_SHOWN = 40
 SETTINGS = (
     "serving_class", "drain_deadline_s", "markets", "team", "priority", "preemptible", "preempts", "update_policy",
-    "scaling",
+    "scaling", "chain",
 )  # fmt: skip
 
 
@@ -277,6 +277,7 @@ DEPLOYMENT_WIZARD = Wizard(
                       placeholder="0.95"),
                 Input(name="slo.availability", label="Share of requests that succeed", kind=InputKind.NUMBER),
                 _at("drain_deadline_s", label="Drain deadline, seconds"),
+                _at("chain", placeholder='{"planner": "query-planner", "ttft_ms": 1500, "planner_ms": 300}'),
             ),
             folded=True,
         ),

@@ -96,6 +96,7 @@ OPERATOR = {
     "benchmark-new",
     "cell-action",
     "deployment-autoscaling",
+    "deployment-chain",
     "deployment-new",
     "deployment-scale",
     "deployment-traffic",

@@ -100,6 +100,7 @@ FORMS: tuple[str, ...] = (
     "/deployments/deployment-0/scale/",
     "/deployments/deployment-0/traffic/",
     "/deployments/deployment-0/updates/",
+    "/deployments/deployment-0/chain/",
     "/keys/new/",
     "/models/model-0@1/edit/",
     "/new/deployment/",

@@ -138,6 +138,41 @@ def test_a_full_window_is_small(monkeypatch: pytest.MonkeyPatch) -> None:
         sampler.answered(NOW, float(number), lambda: full)
         sampler.answered(NOW, float(number), lambda: full, is_stream=False)
         sampler.failed(NOW, name, lambda: full)
+    for number in range(SAMPLES_OF_A_KIND):
+        sampler.answered(NOW, 0.0, lambda: full, trace=trace(number))
     window = window_of(sampler)
     assert len(window.samples) == MAX_WINDOW_SAMPLES
     assert len(msgspec.json.encode(window)) < 64 * 1024
+
+
+def trace(number: int) -> str:
+    return f"{number:032x}"
+
+
+def traces_of(*numbers: int) -> set[str]:
+    """Traces that a cell keeps of requests with these traces."""
+    sampler = RequestSampler("c", 1, NOW)
+    for number in numbers:
+        sampler.answered(NOW, 1.0, described(number), trace=trace(number))
+    return {sample.trace for sample in window_of(sampler).samples if sample.trace}
+
+
+def test_two_cells_keep_the_same_traces() -> None:
+    kept = traces_of(*range(300))
+    assert len(kept) == SAMPLES_OF_A_KIND
+    assert traces_of(*reversed(range(300))) == kept
+    half = [number for number in range(300) if number % 2]
+    assert kept & set(map(trace, half)) <= traces_of(*half), "a cell with fewer requests keeps more of the traces"
+
+
+def test_a_linked_request_is_sampled_once_and_without_a_trace_not_at_all() -> None:
+    sampler = RequestSampler("c", 1, NOW)
+    for number in range(100):
+        sampler.answered(NOW, float(number), described(number), trace=trace(number % 50))
+        sampler.answered(NOW, float(number), described(1000 + number))
+    window = window_of(sampler)
+    names = [sample.request for sample in window.samples]
+    assert len(names) == len(set(names)) <= MAX_WINDOW_SAMPLES
+    traced = [sample.trace for sample in window.samples if sample.trace]
+    assert len(traced) == len(set(traced)) == SAMPLES_OF_A_KIND
+    assert all(sample.trace for sample in window.samples if sample.kind is SampleKind.LINKED)

@@ -50,6 +50,7 @@ def test_a_deployment_says_everything_about_itself() -> None:
         "priority": None,
         "preemptible": None,
         "preempts": "min",
+        "chain": {},
         "regions": [
             {"region": "us-east-1", "cells": 2, "range": None, "ready": 1, **ALL, "types": {"local.cpu": 2}},
             {"region": "us-west-2", "cells": 1, "range": None, "ready": 0, **ALL},

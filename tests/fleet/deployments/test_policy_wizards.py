@@ -17,7 +17,7 @@ from traffic.region_shares.models import TrafficRule
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 
-PAGES = ("autoscaling", "updates", "traffic")
+PAGES = ("autoscaling", "updates", "traffic", "chain")
 
 
 def url(page: str) -> str:
@@ -130,3 +130,15 @@ def test_viewers_see_why_not_and_an_unknown_deployment_is_none() -> None:
         assert viewer.post(url(page), {"go": "apply"}).status_code == 403
         assert signed_in().get(f"/deployments/none/{page}/").status_code == 404
         assert f'href="{url(page)}"' in signed_in().get("/deployments/sim-70b/").text
+
+
+def test_a_chain_is_named_changed_and_removed() -> None:
+    rows.deployment("planner")
+    send("chain", planner="planner", ttft_ms="1500", planner_ms="300")
+    assert Deployment.objects.get(name="sim-70b").chain == {"planner": "planner", "ttft_ms": 1500, "planner_ms": 300}
+    send("chain", ttft_ms="1000")
+    assert Deployment.objects.get(name="sim-70b").chain["ttft_ms"] == 1000
+    kept = send("chain", ttft_ms="200")
+    assert "planner_ms is 300" in kept.text
+    send("chain", planner="", ttft_ms="", planner_ms="")
+    assert Deployment.objects.get(name="sim-70b").chain == {}

@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models import Func
 
 from engine_agent.protocol.codec import BadMessage, decode_up, encode
-from engine_agent.protocol.request_messages import RequestSample, RequestWindow, SampleKind
+from engine_agent.protocol.request_messages import MAX_WINDOW_SAMPLES, RequestSample, RequestWindow, SampleKind
 from fleet.requests.models import RequestSample as Stored
 from fleet.requests.planner import INDEX_BYTES
 from fleet.requests.selectors import failed_requests_of_keys, requests_between, requests_compared, requests_named
@@ -77,10 +77,10 @@ def test_a_row_of_another_time_is_dropped(at: float) -> None:
 
 
 def test_a_node_writes_only_its_share_of_rows(settings: Any) -> None:
-    settings.REQUEST_SAMPLES = 2880 * 2 * 2 * 4  # four of each kind for each of two cells
+    settings.REQUEST_SAMPLES = 2880 * 2 * 3 * 4  # four of each kind for each of two cells
     settings.FAILED_REQUESTS_MIB = 1
     kinds = [kind for kind in SampleKind for _ in range(16)]
-    assert store("n-1", window(*(sample(f"r-{n}", kind) for n, kind in enumerate(kinds)))) == 4 + 4 + 1
+    assert store("n-1", window(*(sample(f"r-{n}", kind) for n, kind in enumerate(kinds)))) == 4 + 4 + 4 + 1
     assert set(Stored.objects.filter(kind="slow").values_list("request", flat=True)) == {
         f"r-{n}" for n in range(16, 20)
     }
@@ -102,7 +102,7 @@ def test_oversized_rows_are_no_message(wrong: dict[str, Any]) -> None:
     with pytest.raises(BadMessage):
         decode_up(encode(window(sample("r-1", **wrong))))
     with pytest.raises(BadMessage):
-        decode_up(encode(window(*(sample(f"r-{n}") for n in range(65)))))
+        decode_up(encode(window(*(sample(f"r-{n}") for n in range(MAX_WINDOW_SAMPLES + 1)))))
 
 
 def test_text_that_postgresql_cannot_store_harms_no_other_row() -> None:
