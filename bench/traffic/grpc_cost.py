@@ -1,7 +1,8 @@
 """CPU time of an ingress per request and per token, over HTTP and over gRPC.
 
 One ingress with its gRPC gateway, in front of stub cells that cost next to nothing. Whole answers are one request each;
-streams have 16 tokens. Rounds of the four kinds alternate. The clients are not counted.
+streams have 16 tokens. Rounds of the four kinds alternate. The clients are not counted. What the ingress takes while it
+is idle is subtracted.
 
     .venv/bin/python -m bench grpc_cost [--rounds 5] [--requests 2000]
 """
@@ -34,6 +35,7 @@ from engine_agent.protocol.ports import grpc_port
 BASE_PORT = 27_600
 AT_A_TIME = 32
 TOKENS = 16
+IDLE_S = 5.0
 STREAM_SHARE = 10
 """One stream for so many whole answers: a stream takes 16 times as long."""
 
@@ -113,13 +115,17 @@ async def measure(contender: Contender, rounds: int, requests: int) -> dict[str,
         }
         for call, _, _ in kinds.values():
             await repeat(call, AT_A_TIME)
+        before = contender.cpu_s()
+        await asyncio.sleep(IDLE_S)
+        idle = (contender.cpu_s() - before) / IDLE_S
+        note("grpc_cost", {"kind": "idle", "cpu_share": round(idle, 4)})
         for _ in range(rounds):
             for name, (call, count, parts) in kinds.items():
                 before, began = contender.cpu_s(), time.monotonic()
                 await repeat(call, count)
-                cpu_us = 1e6 * (contender.cpu_s() - before) / count / parts
-                found.setdefault(name, []).append(cpu_us)
                 took_s = time.monotonic() - began
+                cpu_us = 1e6 * (contender.cpu_s() - before - idle * took_s) / count / parts
+                found.setdefault(name, []).append(cpu_us)
                 note("grpc_cost", {"kind": name, "cpu_us": round(cpu_us, 1), "per_s": round(count / took_s, 1)})
     return found
 

@@ -354,7 +354,7 @@ GRPC_ON = Action(
     label="Serve gRPC",
     run=_setting_grpc(on=True),
     effect=lambda region, now: (
-        "Its ingresses start a gateway of about 60 MiB each and listen on two further ports, "
+        "Its ingresses start a gateway of 42 MiB each and listen on two further ports, "
         "4000 and 5000 above their port for HTTP. HTTP requests continue."
     ),
     words=("triton", "kserve", "open inference protocol"),
