@@ -1,4 +1,4 @@
-"""Pages made of fragments: the server renders all of them first, later only the one that a browser refetches. A
+"""Pages made of fragments: the server renders them with the page, later only the one that a browser refetches. A
 fragment is fetched from its page's URL, named by the `HX-Target` header, so filters and permissions are those of the
 page. Fragments never write."""
 
@@ -23,6 +23,8 @@ from kernel.time_ranges import OF_LOAD, Ranges, TimeRange, last, parse_range
 
 MAX_PAGE_DIGITS = 6
 """Maximum page number; larger ones are ignored."""
+ALL_PARTS = "all"
+"""Value of the parameter `parts` with which a page has its deferred fragments as well."""
 Context = dict[str, Any]
 T = TypeVar("T")
 Load = Callable[["PageRequest"], object]
@@ -143,13 +145,22 @@ class Fragment:
     """One part of a page that refreshes separately. `name` is its element's ID.
 
     `topics` are the hints that make a browser refetch it: `cells`, or `cells:{key}` for hints about the page's own
-    object. `load` may raise Http404."""
+    object. `load` may raise Http404.
+
+    `is_deferred`: it is below the first screen, so the page has only its title. The browser fetches it when it comes
+    near the window (static/dashboard/live.js). `?parts=all` renders the page with all its parts."""
 
     name: str
     title: str
     topics: tuple[str, ...]
     template: str
     load: Load
+    is_deferred: bool = False
+
+
+def deferred(*fragments: Fragment) -> tuple[Fragment, ...]:
+    """The same fragments, deferred: those below the first screen."""
+    return tuple(replace(fragment, is_deferred=True) for fragment in fragments)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +259,7 @@ def _page(request: HttpRequest, page: Page, shell: Fragment, page_request: PageR
 
 def shell_context(request: HttpRequest, page: Page, shell: Fragment, page_request: PageRequest) -> Context:
     """The context of `dashboard/page.html`."""
+    has_all = page_request.text("parts") == ALL_PARTS
     return {
         "page": page,
         "key": page_request.key,
@@ -255,7 +267,10 @@ def shell_context(request: HttpRequest, page: Page, shell: Fragment, page_reques
         "filter": page.narrow(page_request) if page.narrow else None,
         "range": _range_control(page.ranges, page_request) if page.ranges else None,
         "banner": [_fragment_context(request, page, fragment, page_request) for fragment in _banner(page)],
-        "parts": [_fragment_context(request, page, fragment, page_request) for fragment in page.fragments],
+        "parts": [
+            _fragment_context(request, page, fragment, page_request, is_later=fragment.is_deferred and not has_all)
+            for fragment in page.fragments
+        ],
         "shell": _fragment_context(request, page, shell, page_request),
     }
 
@@ -275,14 +290,17 @@ def _fragment(request: HttpRequest, page: Page, fragment: Fragment, page_request
     return render(request, "dashboard/fragment.html", context)
 
 
-def _fragment_context(request: HttpRequest, page: Page, fragment: Fragment, page_request: PageRequest) -> Context:
+def _fragment_context(
+    request: HttpRequest, page: Page, fragment: Fragment, page_request: PageRequest, *, is_later: bool = False
+) -> Context:
     menu = page.actions if fragment in page.fragments[:1] else None
     return {
         "fragment": fragment,
-        "topics": " ".join(topic.format(key=page_request.key) for topic in fragment.topics),
+        "is_later": is_later,
+        "topics": "" if is_later else " ".join(topic.format(key=page_request.key) for topic in fragment.topics),
         "url": request.get_full_path(),
         "as_of_ms": int(page_request.now.timestamp() * 1000),
-        "body": page_request.once(fragment.load),
+        "body": None if is_later else page_request.once(fragment.load),
         "menu": menu(page_request) if menu else None,
     }
 

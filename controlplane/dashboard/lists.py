@@ -17,7 +17,7 @@ from controlplane.dashboard.choices import choose
 from controlplane.dashboard.fragments import Choice, PageRequest
 
 Row = TypeVar("Row")
-ROWS_SHOWN = 100
+ROWS_SHOWN = 50
 MAX_EXPORTED = 50_000
 """Rows of one export. At 5,000 nodes every list but events and audit records is complete."""
 CHUNK = 500

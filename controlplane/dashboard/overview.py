@@ -3,11 +3,12 @@ a person, what is under way, and what users get. Reads only."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from math import ceil
 
 from controlplane.dashboard.events import EventList, newest_events
-from controlplane.dashboard.fragments import Fragment, Page, PageRequest
+from controlplane.dashboard.fragments import Fragment, Page, PageRequest, deferred
 from controlplane.dashboard.lists import ListPage
 from controlplane.dashboard.shell import health
 from controlplane.dashboard.templatetags.switchyard import NOTHING, money, ms, percent, rate, share
@@ -18,11 +19,12 @@ from fleet.cells.models import Cell
 from fleet.deployments.pages.data import DeploymentRow, Placed, deployment_list, deployments_placed
 from fleet.faults.models import Incident
 from fleet.faults.pages import BAD_CELL_STATES, FleetHealth, cells_in_incidents
-from fleet.load.planner import FINE_S
+from fleet.load.planner import FINE_S, MINUTE_S
 from fleet.load.selectors import FLEET, LoadSeries, Point, load_series
 from fleet.reconcile.planning.states import IncidentState
 from fleet.recorder.pages.past import PAST_OVERVIEW
 from fleet.recorder.pages.why import time_line_fragment
+from kernel.row_cache import SharedRead
 from kernel.time_ranges import last
 
 ROWS_SHOWN = 20
@@ -79,7 +81,7 @@ def status_of(health: FleetHealth, moving: int, now: datetime) -> Status:
 
 
 def numbers_of(load: LoadSeries, yard: Yard, now: datetime) -> Numbers:
-    """The six numbers. The cost takes four queries."""
+    """The six numbers. The cost takes up to five queries."""
     per_cell = yard.per_cell
 
     def used(point: Point) -> float | None:
@@ -111,10 +113,23 @@ def _number(label: str, values: tuple[float | None, ...], form: Callable[[object
 
 def _cost(now: datetime) -> Number:
     """The price of all live machines. Machines with an unknown price are left out and named."""
-    costs, unpriced = machine_costs([now - COST_STEP * step for step in reversed(range(COST_STEPS))])
+    costs, unpriced = _machine_costs(now)
     note = f"No price is known for {', '.join(sorted(unpriced))}." if unpriced else "All machines, spares included."
     text = money(Decimal(costs[-1]).quantize(Decimal("0.01"))) if costs[-1] or not unpriced else NOTHING
     return Number("$/h", text, tuple(costs) if text != NOTHING else (), note)
+
+
+_COSTS: SharedRead[tuple[list[float], set[str]]] = SharedRead(
+    "fleet_node", "fleet_machine", "fleet_rate", "fleet_capacitypool", "models_registry_instancetype"
+)
+
+
+def _machine_costs(now: datetime) -> tuple[list[float], set[str]]:
+    """The last hour at the ends of its minutes, so that all users of a process share it. One query, or five after a
+    change. The machines of the current minute are those of now; only a price may begin up to a minute early."""
+    minute = datetime.fromtimestamp(ceil(now.timestamp() / MINUTE_S) * MINUTE_S, UTC)
+    times = [minute - COST_STEP * step for step in reversed(range(COST_STEPS))]
+    return _COSTS.get(minute, lambda: machine_costs(times))
 
 
 def _status(request: PageRequest) -> Status:
@@ -169,8 +184,10 @@ OVERVIEW = Page(
         Fragment("map", "Yard map", ("cells", "deployments", "history"), "dashboard/overview/map.html", _map),
         Fragment("waiting", "Needs a person", WAITS, "dashboard/overview/operations.html", _waiting),
         Fragment("moving", "In progress", MOVES, "dashboard/overview/operations.html", _progress),
-        Fragment("users", "Deployments", ("load", "cells", "deployments"), "fleet/deployments/table.html", _users),
-        time_line_fragment(None),
-        Fragment("events", "Last events", ("events",), "dashboard/events/list.html", _events),
+        *deferred(
+            Fragment("users", "Deployments", ("load", "cells", "deployments"), "fleet/deployments/table.html", _users),
+            time_line_fragment(None),
+            Fragment("events", "Last events", ("events",), "dashboard/events/list.html", _events),
+        ),
     ),
 )

@@ -25,7 +25,7 @@ from controlplane.dashboard.actions import (
 from controlplane.dashboard.charts import Marker
 from controlplane.dashboard.choices import choose, choose_region, choose_state
 from controlplane.dashboard.events import EventList, chart_markers, node_events
-from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, deferred, found_or_404
 from controlplane.dashboard.lists import Column, List
 from engine_agent.protocol.states import MemberRole
 from fleet.cells.models import Cell, CellMember
@@ -129,13 +129,20 @@ def _has_role(role: str) -> Q:
 EVENTS_OF_ONE_NODE = 30
 
 
+LIST_COLUMNS = (
+    "region", "instance_type", "state", "cordoned", "port_base", "state_since",
+    "member__cell", "member__rank", "report__state", "report__last_seen_at",
+)  # fmt: skip
+"""Columns of a list. Reading all columns would take longer than rendering."""
+
+
 def _last_seen(row: NodeRow) -> datetime | None:
     return row.report.last_seen_at if row.report else None
 
 
 def _listed(request: PageRequest) -> "QuerySet[Node]":
     """Leaves out retired nodes unless `state` selects them."""
-    nodes = _nodes().defer("report__load", "report__telemetry", "report__steps", "report__health")
+    nodes = Node.objects.select_related("report", "member").only(*LIST_COLUMNS)
     state, text = request.text("state"), request.text("q")
     nodes = nodes.filter(state=state) if state else nodes.exclude(state=NodeState.RETIRED)
     if region := request.text("region"):
@@ -226,8 +233,10 @@ NODE = Page(
         Fragment("node", "", ("nodes:{key}", "cells"), "fleet/nodes/node.html", _node),
         time_line_fragment(Subject.NODE),
         why_fragment(Subject.NODE),
-        Fragment("node-use", "Machine and accelerators", ("history",), "fleet/load/charts.html", _use),
-        Fragment("node-load", "Load of its cell", ("history",), "fleet/load/charts.html", _cell_load),
+        *deferred(
+            Fragment("node-use", "Machine and accelerators", ("history",), "fleet/load/charts.html", _use),
+            Fragment("node-load", "Load of its cell", ("history",), "fleet/load/charts.html", _cell_load),
+        ),
         Fragment("node-report", "Last report", ("nodes:{key}", "load"), "fleet/nodes/report.html", _node),
         Fragment("node-checks", "Deep checks", ("nodes:{key}", "load"), "fleet/nodes/checks.html", _node),
         Fragment("node-events", "Events", ("events",), "dashboard/events/list.html", _events_of_node),

@@ -1,12 +1,12 @@
 """Formats states, times and numbers for every page. It never queries: pages pass `now`."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from decimal import ROUND_DOWN, ROUND_UP, Decimal
 from functools import cache, lru_cache
 from math import ceil
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlencode
 
 from django import template
@@ -147,33 +147,6 @@ def sparkline(values: Sequence[float | None], label: str) -> SafeString:
         '<path d="{}"/></svg>',
         f"{label} in the last hour: {quantity(min(known))} to {quantity(max(known))}",
         "".join(path),
-    )
-
-
-class BarSegment(Protocol):
-    """A part of a bar; `start` and `width` in per cent."""
-
-    @property
-    def tone(self) -> Tone: ...
-
-    @property
-    def level(self) -> int: ...
-
-    @property
-    def start(self) -> float: ...
-
-    @property
-    def width(self) -> float: ...
-
-
-@register.simple_tag
-def bar_segments(segments: Iterable[BarSegment]) -> SafeString:
-    """The parts of a bar of the yard map: numbers and tones, and a large fleet's map has a thousand."""
-    return mark_safe(  # noqa: S308
-        "".join(
-            f'<rect class="tone-{one.tone} level-{one.level}" x="{one.start}" width="{one.width}" height="8"></rect>'
-            for one in segments
-        )
     )
 
 

@@ -10,7 +10,7 @@ from controlplane.dashboard.actions import WHY, Action, ActionMenu, Submission, 
 from controlplane.dashboard.charts import Marker
 from controlplane.dashboard.choices import choose_deployment, choose_region, choose_state
 from controlplane.dashboard.events import EventList, cell_events, chart_markers
-from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, deferred, found_or_404
 from fleet.cells.models import Cell
 from fleet.cells.pages.data import (
     CELL_LIST,
@@ -99,20 +99,22 @@ CELL = Page(
         Fragment("cell", "", ("cells:{key}", "nodes", "load"), "fleet/cells/cell.html", _cell),
         time_line_fragment(Subject.CELL),
         why_fragment(Subject.CELL),
-        Fragment("cell-load", "Load", ("history",), "fleet/load/charts.html", _cell_load_charts),
-        Fragment("cell-use", "Accelerators and machines", ("history",), "fleet/load/charts.html", _member_charts),
-        Fragment("cell-siblings", "Beside its siblings", ("history",), "fleet/cells/siblings.html", _siblings),
-        *request_fragments(_requests_of_cell),
-        Fragment("cell-probes", "Probes", ("cells:{key}", "load"), "fleet/cells/probes.html", _cell),
-        Fragment(
-            "cell-machines",
-            "Machines",
-            ("cells:{key}", "machines", "nodes"),
-            "fleet/machines/cell.html",
-            _machines_of_cell,
+        *deferred(
+            Fragment("cell-load", "Load", ("history",), "fleet/load/charts.html", _cell_load_charts),
+            Fragment("cell-use", "Accelerators and machines", ("history",), "fleet/load/charts.html", _member_charts),
+            Fragment("cell-siblings", "Beside its siblings", ("history",), "fleet/cells/siblings.html", _siblings),
+            *request_fragments(_requests_of_cell),
+            Fragment("cell-probes", "Probes", ("cells:{key}", "load"), "fleet/cells/probes.html", _cell),
+            Fragment(
+                "cell-machines",
+                "Machines",
+                ("cells:{key}", "machines", "nodes"),
+                "fleet/machines/cell.html",
+                _machines_of_cell,
+            ),
+            Fragment("cell-stack", "Stack", ("cells:{key}", "nodes"), "fleet/cells/stack.html", _cell_software),
+            Fragment("cell-events", "Events", ("events",), "dashboard/events/list.html", _events_of_cell),
         ),
-        Fragment("cell-stack", "Stack", ("cells:{key}", "nodes"), "fleet/cells/stack.html", _cell_software),
-        Fragment("cell-events", "Events", ("events",), "dashboard/events/list.html", _events_of_cell),
     ),
     actions=_cell_actions,
     charts=True,

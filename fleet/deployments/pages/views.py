@@ -21,7 +21,7 @@ from controlplane.dashboard.actions import (
 from controlplane.dashboard.charts import Marker
 from controlplane.dashboard.choices import choose_deployment, choose_region
 from controlplane.dashboard.events import EventList, chart_markers, deployment_events
-from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, deferred, found_or_404
 from controlplane.dashboard.lists import ListPage
 from controlplane.forecast_budget import FORECASTS
 from controlplane.what_if import plan_scale
@@ -220,16 +220,18 @@ DEPLOYMENT = Page(
             "fleet/quotas/shares.html",
             _shares,
         ),
-        Fragment("deployment-forecast", "Forecast", ("forecast",), "fleet/autoscaling/forecast.html", _forecasts),
-        Fragment("deployment-load", "Load", ("history",), "fleet/load/charts.html", _deployment_load),
-        Fragment(
-            "deployment-use", "Accelerators and machines", ("history",), "fleet/load/charts.html", _deployment_use
+        *deferred(
+            Fragment("deployment-forecast", "Forecast", ("forecast",), "fleet/autoscaling/forecast.html", _forecasts),
+            Fragment("deployment-load", "Load", ("history",), "fleet/load/charts.html", _deployment_load),
+            Fragment(
+                "deployment-use", "Accelerators and machines", ("history",), "fleet/load/charts.html", _deployment_use
+            ),
+            *request_fragments(_requests_of_deployment),
+            Fragment("deployment-cells", "Cells", ("cells", "load"), "fleet/cells/table.html", _deployment_cells),
+            time_line_fragment(Subject.DEPLOYMENT),
+            why_fragment(Subject.DEPLOYMENT),
+            Fragment("deployment-events", "Events", ("events",), "dashboard/events/list.html", _events_of_deployment),
         ),
-        *request_fragments(_requests_of_deployment),
-        Fragment("deployment-cells", "Cells", ("cells", "load"), "fleet/cells/table.html", _deployment_cells),
-        time_line_fragment(Subject.DEPLOYMENT),
-        why_fragment(Subject.DEPLOYMENT),
-        Fragment("deployment-events", "Events", ("events",), "dashboard/events/list.html", _events_of_deployment),
     ),
     actions=_deployment_actions,
     charts=True,

@@ -17,7 +17,7 @@ from controlplane.dashboard.actions import (
     action_view,
 )
 from controlplane.dashboard.choices import choose_region, choose_state
-from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, deferred, found_or_404
 from controlplane.dashboard.lists import Column, List, plain
 from fleet.capacity.planning.pools import Market, UnitView, fits, parse_markets
 from fleet.capacity.selectors import pool_views
@@ -199,14 +199,16 @@ MACHINES = Page(
     title="Machines",
     fragments=(
         Fragment("machines", "", ("machines", "nodes"), "fleet/machines/machines.html", MACHINE_LIST.page),
-        Fragment(
-            "machine-invitations",
-            "Open invitations",
-            ("machines",),
-            "fleet/machines/invitations.html",
-            INVITATION_LIST.page,
+        *deferred(
+            Fragment(
+                "machine-invitations",
+                "Open invitations",
+                ("machines",),
+                "fleet/machines/invitations.html",
+                INVITATION_LIST.page,
+            ),
+            AGENTS,
         ),
-        AGENTS,
     ),
     narrow=_machine_filter,
     lists=(MACHINE_LIST, INVITATION_LIST, RELEASE_LIST),

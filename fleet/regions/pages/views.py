@@ -23,7 +23,7 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.charts import Marker
 from controlplane.dashboard.events import EventList, chart_markers, region_events
-from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, found_or_404
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, deferred, found_or_404
 from controlplane.dashboard.lists import Column, List
 from fleet.capacity.api import DeclarePoolSerializer
 from fleet.capacity.planning.pools import Market
@@ -376,10 +376,10 @@ REGION = Page(
     fragments=(
         Fragment("region", "", ("regions:{key}", "nodes", "cells"), "fleet/regions/region.html", _head),
         Fragment("region-load", "Load", ("history",), "fleet/load/charts.html", _load),
-        Fragment("region-use", "Accelerators and machines", ("history",), "fleet/load/charts.html", _use),
+        *deferred(Fragment("region-use", "Accelerators and machines", ("history",), "fleet/load/charts.html", _use)),
         Fragment("region-pools", "Pools", ("regions:{key}", "machines"), "fleet/regions/pools.html", POOL_LIST.page),
         Fragment("region-images", "Images", ("regions:{key}",), "fleet/regions/images.html", _images),
-        Fragment("region-tree", "Where its nodes are", ("nodes", "cells"), "fleet/regions/tree.html", _tree),
+        *deferred(Fragment("region-tree", "Where its nodes are", ("nodes", "cells"), "fleet/regions/tree.html", _tree)),
         Fragment("region-events", "Events", ("events",), "dashboard/events/list.html", _events),
     ),
     charts=True,

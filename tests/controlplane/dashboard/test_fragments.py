@@ -5,6 +5,7 @@ from django.test import Client
 
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
+from tests.controlplane.dashboard.reading import whole
 
 pytestmark = pytest.mark.django_db
 
@@ -48,3 +49,26 @@ def test_the_navigation_keeps_its_place_when_it_refreshes() -> None:
     text = fragment(signed_in(), "/nodes/", "navigation")
     assert text.count('aria-current="page"') == 1
     assert 'href="/nodes/" aria-current="page"' in text
+
+
+def test_a_deferred_fragment_is_empty_until_it_is_fetched() -> None:
+    url = f"/cells/{one_more_of_everything(0).pk}/"
+    place = '<section id="cell-load" class="fragment later" aria-labelledby="cell-load-title" data-later data-topics=""'
+    client = signed_in()
+    text = client.get(f"{url}?range=24h").text
+    assert place in text
+    assert 'href="?range=24h&amp;parts=all#cell-load"' in text
+    assert "data-figure" not in text
+    assert 'data-topics="history"' in fragment(client, url, "cell-load")
+
+
+def test_a_browser_without_scripts_gets_all_parts() -> None:
+    url = f"/cells/{one_more_of_everything(0).pk}/"
+    text = signed_in().get(whole(url)).text
+    assert "data-later" not in text
+    assert "data-figure" in text
+
+
+@pytest.mark.parametrize("parts", ["", "none", "all,all"])
+def test_odd_parts_are_ignored(parts: str) -> None:
+    assert signed_in().get("/", {"parts": parts}).status_code == 200

@@ -17,7 +17,7 @@ from controlplane.dashboard.charts import Chart
 from tests.controlplane.dashboard.clients import signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
 from tests.controlplane.dashboard.page_urls import FLEET_PAGES
-from tests.controlplane.dashboard.reading import Reader, queries
+from tests.controlplane.dashboard.reading import Reader, queries, whole
 from tests.rows_of_a_file import rows_of_a_file
 
 pytestmark = pytest.mark.django_db
@@ -61,7 +61,7 @@ def test_a_full_page_is_well_formed_and_has_nothing_inline(few: dict[str, int]) 
     client = signed_in()
     marked: set[str] = set()
     for url in FLEET_PAGES:
-        response = client.get(url)
+        response = client.get(whole(url))
         contexts: Any = response.context or ()
         for chart in (context.get("chart") for context in contexts):
             if isinstance(chart, Chart):

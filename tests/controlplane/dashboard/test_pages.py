@@ -69,7 +69,7 @@ def test_every_fragment_of_every_page_can_be_fetched_alone(thorough: bool) -> No
 
 def test_the_overview_takes_few_queries() -> None:
     one_more_of_everything(0)
-    assert queries(signed_in(), "/") <= 52
+    assert queries(signed_in(), "/") <= 53
 
 
 @pytest.mark.parametrize(

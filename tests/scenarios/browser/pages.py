@@ -8,6 +8,7 @@ from typing import Any
 from playwright.sync_api import Browser
 
 from tests.controlplane.dashboard import page_urls
+from tests.controlplane.dashboard.reading import whole
 from tests.scenarios.browser.watched import JUDGED, LOOKS, Look, Watched
 from tests.scenarios.running_fleet import RunningFleet
 
@@ -84,14 +85,14 @@ def complaints(browser: Browser, url: str, session: Any, pages: list[Page], *, t
     for page in pages:
         looks = LOOKS if thorough or SCREENS else JUDGED if page.name in IN_EVERY_LOOK else JUDGED[1:]
         tab.change(looks[0])
-        tab.open(page.path)
+        tab.open(whole(page.path))
         wrong: list[str] = []
         for look in looks:
             tab.change(look)
             barriers = tab.barriers() if thorough or look in JUDGED else []
             wrong += [f"{look}: {each}" for each in tab.trouble() + barriers]
             if SCREENS and (look in JUDGED or page.name in IN_EVERY_LOOK):
-                tab.open(page.path)  # charts react to a change of width with a delay
+                tab.open(whole(page.path))  # charts react to a change of width with a delay
                 _shoot(tab, page, look)
         if wrong:
             found[page.name] = wrong

@@ -7,6 +7,7 @@ const AFTER_HINT_MS = 1000; // at most one refetch of a fragment in this time
 const AFTER_LOAD_HINT_MS = 2000; // load changes all the time
 const POLL_MS = 10000;
 const STALE_AFTER_MS = 2 * POLL_MS;
+const AHEAD = "50% 0px"; // of the window's height: fragments in it are fetched
 const RECONNECT_FIRST_MS = 500;
 const RECONNECT_LONGEST_MS = 10000;
 
@@ -232,6 +233,22 @@ document.addEventListener("click", (event) => {
 
 document.addEventListener("visibilitychange", () => {
   if (!document.hidden) fragments().forEach((fragment) => soon(fragment, AFTER_HINT_MS));
+});
+
+// Deferred fragments are fetched shortly before they come into view.
+const nearing = new IntersectionObserver(
+  (seen) => {
+    for (const { isIntersecting, target } of seen) {
+      if (!isIntersecting) continue;
+      nearing.unobserve(target);
+      window.htmx.trigger(target, "refetch");
+    }
+  },
+  { rootMargin: AHEAD },
+);
+// From this event on htmx handles the fragments.
+document.addEventListener("DOMContentLoaded", () => {
+  document.querySelectorAll("[data-later]").forEach((fragment) => nearing.observe(fragment));
 });
 
 fragments().forEach(note);
