@@ -36,6 +36,7 @@ class Sampling(TypedDict, total=False):
     ignore_eos: bool
     cache_salt: str
     structured_outputs: Mapping[str, Any]
+    service_tier: Literal["auto", "default", "flex", "priority"]
 
 
 class ChatMembers(Sampling, total=False):

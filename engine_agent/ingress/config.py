@@ -22,7 +22,14 @@ from engine_agent.ingress.certificates import APPLICATION_LIST, AUTHORITIES, CIP
 from engine_agent.ingress.desired import DesiredHaproxy, Server
 from engine_agent.ingress.key_map import KeyField
 from engine_agent.ingress.settings import BodyParserTier, IngressSettings, Times
-from engine_agent.protocol.api_surface import ANTHROPIC_PATHS, API_PATHS, CELL_PATHS, LOADING_PATHS, AnsweredBy
+from engine_agent.protocol.api_surface import (
+    ANTHROPIC_PATHS,
+    API_PATHS,
+    CELL_PATHS,
+    LOADING_PATHS,
+    SERVICE_TIERS,
+    AnsweredBy,
+)
 from engine_agent.protocol.ports import grpc_port, grpc_tls_port, hop_port, tls_port
 from engine_agent.protocol.states import ServingClass
 from engine_agent.protocol.strict_json import DEEPEST, LONGEST_NAME_CHARS, MOST_CONTAINERS
@@ -62,7 +69,7 @@ SIGNED_REQUEST = "%[var(txn.request_id)]|%[method]|{}%[pathq]".format(
 )
 """The request in a hop mark. Only the last part can contain a bar, so two different requests give two texts."""
 CORS_READABLE_HEADERS = (
-    *(headers.REQUEST_ID, headers.CELL, headers.REGION, headers.INGRESS, headers.DEPLOYMENT),
+    *(headers.REQUEST_ID, headers.CELL, headers.CLASS, headers.REGION, headers.INGRESS, headers.DEPLOYMENT),
     *("Request-Id", "Retry-After", "Retry-After-Ms", "Location", "Allow"),
     *(f"x-ratelimit-{what}-{kind}" for kind in ("requests", "tokens") for what in ("limit", "remaining", "reset")),
 )
@@ -227,6 +234,7 @@ def _values(desired: DesiredHaproxy, settings: IngressSettings, tier: BodyParser
         "longest_json_name": LONGEST_NAME_CHARS,
         "most_json_containers": MOST_CONTAINERS,
         "classes": list(ServingClass),
+        "service_tiers": SERVICE_TIERS,
         "key_fields": {field.name: field.value for field in KeyField},
         "signed_request": SIGNED_REQUEST,
     }

@@ -13,6 +13,7 @@ from engine_agent.ingress import headers
 from engine_agent.protocol.api_surface import (
     ANTHROPIC_TYPES,
     LOADING_REFUSED,
+    SERVICE_TIERS,
     ErrorForm,
     anthropic_type,
     error_object,
@@ -216,6 +217,20 @@ def error_responses(
         ),
         model_not_allowed=ErrorResponse(
             403, "model_not_allowed", "This API key does not include the model `%[var(txn.model),json(utf8s)]`", "model"
+        ),
+        unknown_tier=ErrorResponse(
+            400,
+            "invalid_value",
+            f"`service_tier` must be one of {', '.join(SERVICE_TIERS)}",
+            "service_tier",
+            variant="_of_tier",
+        ),
+        tier_not_allowed=ErrorResponse(
+            403,
+            "service_tier_not_allowed",
+            "The service tier `priority` is not allowed for this request: its API key, its deployment or its class "
+            "header states a less urgent class",
+            "service_tier",
         ),
         adapters_by_version=ErrorResponse(
             403,

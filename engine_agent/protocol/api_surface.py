@@ -135,6 +135,9 @@ API_PATHS: Final[tuple[ApiPath, ...]] = (
 CELL_PATHS: Final[Mapping[str, ApiPath]] = {row.path: row for row in API_PATHS if row.answered_by is AnsweredBy.CELL}
 """Paths that engines answer. None of them has a variable part."""
 ANTHROPIC_PATHS: Final = tuple(row.path for row in API_PATHS if row.errors is ErrorForm.ANTHROPIC)
+SERVICE_TIERS: Final = ("auto", "default", "flex", "priority", "scale", "standard_only")
+"""Values of `service_tier` in a request, with Anthropic's `standard_only`. `flex` is served as the least urgent class,
+`priority` as the most urgent one or not at all; the others change nothing."""
 LOADING_PATHS: Final = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 LOADING_REFUSED: Final = (
     "adapters belong to a model version and are loaded with its cells: an adapter loaded by a request would be on one"

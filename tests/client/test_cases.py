@@ -291,6 +291,7 @@ def test_bodies_of_the_java_client_have_the_members_of_the_api(java: dict[str, A
         {"type": "function", "function": {"name": "f", "description": "does", "parameters": {"type": "object"}}}
     ]
     assert (chat["max_tokens"], chat["stop"], chat["top_k"], "seed" in chat) == (3, ["a", "b"], 4, False)
+    assert chat["service_tier"] == "flex"
     assert chat["stream_options"] == {"include_usage": True}
     assert math.isclose(chat["temperature"], 0.5)
     assert completion == {"model": "m", "prompt": "p", "n": 2}

@@ -58,6 +58,11 @@ public class Body {
             return with("temperature", temperature);
         }
 
+        /** {@code flex} is served as batch work, {@code priority} as the most urgent class or not at all. */
+        public B serviceTier(String tier) {
+            return with("service_tier", tier);
+        }
+
         public B topP(double probability) {
             return with("top_p", probability);
         }

@@ -172,8 +172,8 @@ final class Units {
 
     private static Object bodies() {
         return List.of(
-                Chat.of("m").system("s").user("u").maxTokens(3).temperature(0.5).stop("a", "b").seed(1).includeUsage()
-                        .tool("f", "does", Map.of("type", "object")).with("top_k", 4).with("seed", null).members(),
+                Chat.of("m").system("s").user("u").maxTokens(3).temperature(0.5).stop("a", "b").seed(1)
+                        .serviceTier("flex").includeUsage().tool("f", "does", Map.of("type", "object")).with("top_k", 4).with("seed", null).members(),
                 Completion.of("m", "p").n(2).members(),
                 Embeddings.of("m", "x").dimensions(8).members(),
                 Rerank.of("m", "q", List.of("d")).topN(1).members());
