@@ -24,7 +24,7 @@ from engine_agent.protocol.proxy_messages import BadLoad, CellLoad, decode_load
 HEALTH_PATH = "/healthz"
 BUSY_EVERY_S = 0.1
 """Between two reports of a cell while its pool is busy. An answer takes seconds, so few end or begin in between
-(docs/design/ingress.md)."""
+(docs/bench/shared_load.md)."""
 CALM_EVERY_S = 0.5
 IDLE_EVERY_S = 2.0
 """While no cell of the pool has a request."""
@@ -121,7 +121,9 @@ class LoadFeed:
             return {}
         # In one order at every ingress: by name of the start of the cell.
         known = sorted((key, cell) for key, cell in pool.cells.items() if cell.load is not None)
-        seen = {key: _seen(cell, load) for key, cell in known if (load := cell.load) is not None}
+        running = self._haproxy.running
+        counted = {(one.backend, one.name): one.in_flight for one in running.servers} if running else {}
+        seen = {key: _seen(cell, load, counted.get(key)) for key, cell in known if (load := cell.load) is not None}
         for cell in pool.cells.values():
             cell.is_new = False
         pool.pause_s = _pause_s(seen)
@@ -166,7 +168,7 @@ def _shared_cells(desired: DesiredHaproxy, ingress: str) -> dict[ServerKey, Serv
     return {(server.backend, server.name): server for server in desired.servers if server.cell and not server.drain}
 
 
-def _seen(cell: _Cell, load: CellLoad) -> SeenCell:
+def _seen(cell: _Cell, load: CellLoad, counted: int | None) -> SeenCell:
     return SeenCell(
         places=cell.server.max_connections,
         weight=cell.server.weight,
@@ -176,6 +178,7 @@ def _seen(cell: _Cell, load: CellLoad) -> SeenCell:
         running=load.running,
         kv_percent=load.kv_percent,
         turn=cell.turn,
+        counted=counted,
     )
 
 

@@ -5,7 +5,8 @@ An ingress counts only its own requests. Without the others', two ingresses fill
 requests above its concurrency wait in the engine, which is worst at a slow cell. So:
 
 - **Limit**: an ingress may have its own requests there and its part of the free places. The parts of all ingresses sum
-  to what is free, and are larger while much is free, so that a burst at one ingress finds room.
+  to the free places, and are larger while much is free, so that a burst at one ingress finds room. At a full cell, an
+  ingress below half of its fair share may add one request per report, and those above it shrink by as much.
 - **Weight**: `leastconn` compares own requests divided by weight. The weight is this ingress's part of the cell's
   requests, so that it compares the requests of all ingresses.
 
@@ -21,10 +22,14 @@ from typing import TypeVar
 
 LEAST_WEIGHT = 0.25
 """Of the table's weight. A cell that is wrongly thought busy gets at least a quarter of its share."""
+LEAST_SHARE = 0.5
+"""Of a fair share of a full cell: below it, an ingress takes places from the others. At the fair share itself, every
+short burst would overfill cells."""
 WEIGHT_STEP = 0.1
 """A smaller change of a weight is not carried out: each costs HAProxy a lock."""
 PLAUSIBLE = 0.5
 """A report counts at least as half of what this ingress's requests there lead to expect."""
+COUNT_LAG = 2
 KV_FULL_PERCENT = 95.0
 """From here on, an engine preempts sequences sooner than it admits new ones."""
 KV_COUNTS_PERCENT = 50.0
@@ -38,7 +43,8 @@ Name = TypeVar("Name", bound=Hashable)
 class SeenCell:
     """One cell: `places` and `weight` by the routing table; the rest by its last report, the one of number `turn`.
     `own` of its `in_flight` requests are of this ingress. `waiting`: sequences in the engine's queue. `kv_percent`: use
-    of its KV cache by `running` sequences; None if unknown."""
+    of its KV cache by `running` sequences; None if unknown. `counted`: requests of this ingress there by its own count,
+    up to a second old; None if unknown."""
 
     places: int
     weight: int
@@ -48,6 +54,12 @@ class SeenCell:
     running: int = 0
     kv_percent: float | None = None
     turn: int = 0
+    counted: int | None = None
+
+    @property
+    def believed_own(self) -> int:
+        """Own requests as reported, if its own count allows it: it lags behind by a few."""
+        return self.own if self.counted is None else min(self.own, self.counted + COUNT_LAG)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +79,7 @@ def steer(
     order at every ingress."""
     usual = median([cell.in_flight / cell.own for cell in cells.values() if cell.own > 0] or [1.0])
     totals = {name: _plausible_total(cell, usual) for name, cell in cells.items()}
-    parts = {name: (cell.own + 1 / ingresses) / (totals[name] + 1) for name, cell in cells.items()}
+    parts = {name: (cell.believed_own + 1 / ingresses) / (totals[name] + 1) for name, cell in cells.items()}
     greatest = max(parts.values(), default=1.0)
     steered = {}
     for number, (name, cell) in enumerate(cells.items()):
@@ -84,7 +96,8 @@ def steer(
 def _plausible_total(cell: SeenCell, usual: float) -> int:
     """The requests of all ingresses. `usual`: this number for each own request, at the pool's median cell. One cell
     cannot shift the median of many."""
-    return max(cell.in_flight, cell.own, math.floor(cell.own * usual * PLAUSIBLE))
+    own = max(cell.own, cell.counted or 0)
+    return max(cell.in_flight, cell.own, math.floor(own * usual * PLAUSIBLE))
 
 
 def _free_places(cell: SeenCell, total: int) -> int:
@@ -99,12 +112,20 @@ def _free_places(cell: SeenCell, total: int) -> int:
 def _limit(cell: SeenCell, free: int, ingresses: int, rank: int) -> int:
     """`rank`: this ingress gets one of the places that are left after equal parts, if there are more than `rank`."""
     if free <= 0:
-        return max(1, min(cell.places, cell.own))
+        return _limit_when_full(cell, free, ingresses)
     equal, left = divmod(free, ingresses)
     part = equal + (rank < left)
     # Above half of the places, a growing part of the rest goes to every ingress.
     plenty = max(0.0, 2 * free / cell.places - 1)
     return max(1, min(cell.places, cell.own + part + math.floor((free - part) * plenty)))
+
+
+def _limit_when_full(cell: SeenCell, free: int, ingresses: int) -> int:
+    fair = cell.places / ingresses
+    if cell.own < fair * LEAST_SHARE:
+        return min(cell.places, cell.own + 1)
+    surplus = round(-free * cell.own / max(1, cell.in_flight))
+    return max(1, min(cell.places, max(math.floor(fair), cell.own - surplus) if cell.own > fair else cell.own))
 
 
 def _why(cell: SeenCell, total: int, free: int) -> str:

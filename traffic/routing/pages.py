@@ -6,10 +6,12 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 from django.db.models import F, Field, Func, IntegerField, JSONField, Max, QuerySet
 
 from controlplane.dashboard.fragments import PageRequest
 from controlplane.dashboard.lists import Column, List
+from engine_agent.protocol.ingress_messages import CellTraffic
 from fleet.agents.models import ApplicationCertificate
 from fleet.load.planner import FRESH_FOR_S
 from fleet.regions.planner import ENDS_NOW, ENDS_SOON, ending
@@ -38,14 +40,27 @@ FOLLOWING_TONE: dict[Following, Tone] = {
 
 
 @dataclass(frozen=True, slots=True)
+class SharedCell:
+    """A cell as an ingress uses it: its requests there, the limit and weight in force, and the load behind them."""
+
+    cell: str
+    in_flight: int
+    limit: int
+    weight: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class IngressRow:
-    """An ingress. `published` is its region's latest revision; `cells` is HAProxy's state of each cell."""
+    """An ingress. `published` is its region's latest revision; `cells` is HAProxy's state of each cell; `shared` are
+    those whose places it shares with other ingresses."""
 
     ingress: Ingress
     report: IngressReport | None
     published: int
     following: Following
     cells: tuple[tuple[str, str], ...]
+    shared: tuple[SharedCell, ...] = ()
 
     @property
     def tone(self) -> Tone:
@@ -145,6 +160,21 @@ def _ingress_row(ingress: Ingress, published: int, now: datetime) -> IngressRow:
         published=published,
         following=_following_state(report, published, now),
         cells=tuple(sorted(report.cells.items())) if report else (),
+        shared=shared_cells(report.telemetry.get("cells")) if report else (),
+    )
+
+
+def shared_cells(traffic: object) -> tuple[SharedCell, ...]:
+    """Returns the cells of a stored report whose limit and weight follow from a reported load, without those that have
+    another shape."""
+    try:
+        counted = msgspec.convert(traffic or {}, dict[str, CellTraffic])
+    except msgspec.ValidationError:
+        return ()
+    return tuple(
+        SharedCell(cell, one.in_flight, one.max_connections, one.weight, one.why)
+        for cell, one in sorted(counted.items())
+        if one.why
     )
 
 

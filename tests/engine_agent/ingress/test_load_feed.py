@@ -15,7 +15,7 @@ from tests.engine_agent.ingress.ingresses import HOME, RunningIngress, ask, pool
 
 pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.asyncio]
 BOTH = (f"i-{HOME}", f"i-{HOME}-b")
-FULL = CellLoad(LOAD_VERSION, "c-a-g1", own=2, in_flight=16)
+FULL = CellLoad(LOAD_VERSION, "c-a-g1", own=5, in_flight=16)
 
 
 def server(ingress: RunningIngress, name: str = "c-a-g1") -> RunningServer:
@@ -35,23 +35,23 @@ async def test_a_full_cell_takes_no_more_requests_and_a_silent_one_keeps_its_lim
         await ingress.sees(c_a="up")
         assert server(ingress).max_connections == 16, "a single ingress counts for itself"
         await ingress.route(pool(cell), ingresses=BOTH)
-        await until_limit_is(ingress, 2)
+        await until_limit_is(ingress, 5)
         seen = ingress.ingress.loads.reports_total
         cell.load = None
         await eventually(lambda: ingress.ingress.loads.reports_total == seen)
         worker = ingress.worker_pid
         await ingress.route(pool(cell, affinity=Affinity()), ingresses=BOTH)
         await eventually(lambda: ingress.worker_pid != worker, what="a new worker")
-        await until_limit_is(ingress, 2)
+        await until_limit_is(ingress, 5)
         cell.load = replace(FULL, server="c-a-g2", in_flight=0)
         async with ingress.client() as client:
             assert await ask(client) == "c-a"
-        assert server(ingress).max_connections == 2, "the load of another start does not count"
+        assert server(ingress).max_connections == 5, "the load of another start does not count"
         cell.load = replace(FULL, own=0, in_flight=0)
         await until_limit_is(ingress, 16)
         cell.load = FULL
-        await until_limit_is(ingress, 2)
-        await eventually(lambda: "14 other requests" in ingress.reports[-1].cells["c-a"].why)
+        await until_limit_is(ingress, 5)
+        await eventually(lambda: "11 other requests" in ingress.reports[-1].cells["c-a"].why)
         await ingress.route(pool(cell))
         await until_limit_is(ingress, 16)
 
