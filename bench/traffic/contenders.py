@@ -148,15 +148,19 @@ def ingress(
     by_cache: bool = False,
     certify: Callable[[Path], None] | None = None,
     grpc: bool = False,
+    names: tuple[str, ...] = ("i-bench",),
 ) -> Iterator[psutil.Process]:
     """An ingress agent with its HAProxy, serving `MODEL` from these cells by a table in its journal; `options` are more
-    of its command line. `certify` gives its home a certificate: it reaches cells over TLS; without, in plain."""
+    of its command line. `certify` gives its home a certificate: it reaches cells over TLS; without, in plain.
+    `names`: its id, and those of the ingresses that share the cells with it."""
     pool = Pool(MODEL, (MODEL,), "realtime", tuple(cells), (), {REGION: 1.0}, affinity, by_cache=by_cache)
     home.mkdir(parents=True, exist_ok=True)
     if certify:
         certify(home)
-    Journal(home / JOURNAL_FILE, RoutingTable).save(RoutingTable(1, REGION, (pool,), grpc=grpc))
-    words = (sys.executable, "-m", "engine_agent", "ingress", "--ingress-id", "i-bench", "--region", REGION)
+    sharing = tuple(sorted(names)) if len(names) > 1 else ()
+    table = RoutingTable(1, REGION, (pool,), grpc=grpc, ingresses=sharing)
+    Journal(home / JOURNAL_FILE, RoutingTable).save(table)
+    words = (sys.executable, "-m", "engine_agent", "ingress", "--ingress-id", names[0], "--region", REGION)
     where = ("--home", str(home), "--server", NO_CONTROL_PLANE, "--port", str(port))
     with spawned(
         (*words, *where, *options),

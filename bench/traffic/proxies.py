@@ -108,6 +108,8 @@ INGRESSES: tuple[tuple[str, Affinity | None, tuple[str, ...]], ...] = (
 
 
 class BenchFleet:
+    fleet_id = FLEET_ID
+
     @cached_property
     def _authority(self) -> Authority:
         return authority_make(FLEET_ID, datetime.now(UTC))

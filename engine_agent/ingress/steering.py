@@ -6,7 +6,7 @@ requests above its concurrency wait in the engine, which is worst at a slow cell
 
 - **Limit**: an ingress may have its own requests there and its part of the free places. The parts of all ingresses sum
   to the free places, and are larger while much is free, so that a burst at one ingress finds room. At a full cell, an
-  ingress below half of its fair share may add one request per report, and those above it shrink by as much.
+  ingress below a quarter of its fair share may add one request per report, and those above it shrink by as much.
 - **Weight**: `leastconn` compares own requests divided by weight. The weight is this ingress's part of the cell's
   requests, so that it compares the requests of all ingresses.
 
@@ -22,9 +22,9 @@ from typing import TypeVar
 
 LEAST_WEIGHT = 0.25
 """Of the table's weight. A cell that is wrongly thought busy gets at least a quarter of its share."""
-LEAST_SHARE = 0.5
-"""Of a fair share of a full cell: below it, an ingress takes places from the others. At the fair share itself, every
-short burst would overfill cells."""
+LEAST_SHARE = 0.25
+"""Of a fair share of a full cell: below it, an ingress takes places from the others. With more, short bursts overfill
+cells (docs/bench/shared_load.md)."""
 WEIGHT_STEP = 0.1
 """A smaller change of a weight is not carried out: each costs HAProxy a lock."""
 PLAUSIBLE = 0.5
