@@ -132,7 +132,7 @@ async def test_a_gateway_that_dies_is_replaced_and_http_continues(ingress: Runni
 
 async def test_a_gateway_survives_its_agent_and_ends_with_the_setting(ingress: RunningIngress, cell: FakeCell) -> None:
     async with client_of(ingress) as client:
-        pid = ingress.ingress.grpc.pid
+        first, pid = ingress.ingress.grpc, ingress.ingress.grpc.pid
         await ingress.die()
         assert texts(await client.infer(infer_request())) == ["a"]
         ingress.use(ingress.settings)
@@ -143,6 +143,7 @@ async def test_a_gateway_survives_its_agent_and_ends_with_the_setting(ingress: R
             await eventually(lambda: ingress.ingress.grpc.pid is None, what="no gateway")
             with pytest.raises(grpc.aio.AioRpcError):
                 await client.infer(infer_request())
+        await first.stop()  # reaps its child
 
 
 async def test_over_tls_and_plain_only_if_the_region_allows(ingress: RunningIngress, cell: FakeCell) -> None:
