@@ -165,6 +165,7 @@ def _region(row: Row) -> Spec:
         "plain_http": row["plain_http"],
         "cheapest_first": row["cheapest_first"],
         "grpc": row["grpc"],
+        **({"alarms": row["alarms"]} if row["alarms"] else {}),
     }
 
 

@@ -41,6 +41,7 @@ from fleet.machines.pages.views import MACHINE, MACHINES, machine_action
 from fleet.nodes.pages import NODE, NODES, node_action
 from fleet.quotas.pages import QUOTA_WIZARD
 from fleet.recorder.pages.why import WHY
+from fleet.regions.pages.actions import region_action
 from fleet.regions.pages.views import (
     REGION,
     REGIONS,
@@ -48,7 +49,6 @@ from fleet.regions.pages.views import (
     image_move_action,
     pool_action,
     pool_add_action,
-    region_action,
 )
 from fleet.regions.pages.wizard import REGION_WIZARD
 from fleet.releases.pages import agents_cancel_action, agents_upgrade_action

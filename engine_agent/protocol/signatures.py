@@ -56,6 +56,10 @@ HARD_SIGNATURES = frozenset(
 """The hardware cannot be trusted and a restart does not help (design.md, faults). Other faults pass, or need a
 reload."""
 
+CLOUD_ALARM, CLOUD_ALARM_GRAVE = "cloud_alarm", "cloud_alarm_grave"
+"""Of nodes whose machine is in an alarm of CloudWatch. Agents cannot report them. The grave one is of an alarm that may
+replace machines without other evidence (`fleet.clouds.planning.alarms`)."""
+
 UNATTRIBUTED_SIGNATURES = frozenset(
     {
         FaultSignature.NEURON_COLLECTIVES_HANG,
@@ -87,8 +91,10 @@ class FaultScope(StrEnum):
     MACHINE = "machine"
 
 
-MACHINE_SIGNATURES = frozenset({FaultSignature.EFA_PORT_DOWN, FaultSignature.NVIDIA_DRIVER_SILENT})
-"""Of the network card and of the driver, which all nodes of a machine use."""
+MACHINE_SIGNATURES = frozenset(
+    {FaultSignature.EFA_PORT_DOWN, FaultSignature.NVIDIA_DRIVER_SILENT, CLOUD_ALARM, CLOUD_ALARM_GRAVE}
+)
+"""Of the network card and of the driver, which all nodes of a machine use, and alarms about the machine."""
 XID_SIGNATURES = frozenset({FaultSignature.NVIDIA_XID, FaultSignature.NVIDIA_XID_FATAL})
 HOST_CHECKS = frozenset({"memory", "disk", "matmul cpu"})
 """Deep checks of what all nodes of a machine use (`engine_agent.node.checks`)."""
@@ -128,4 +134,4 @@ def fault_device(signature: str, evidence: Mapping[str, Any]) -> str:
 
 def is_hard(signature: str) -> bool:
     """Whether the hardware with this fault must be replaced."""
-    return signature in HARD_SIGNATURES
+    return signature in HARD_SIGNATURES or signature == CLOUD_ALARM_GRAVE

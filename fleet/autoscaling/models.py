@@ -63,6 +63,25 @@ class ScalingDecision(models.Model):
         return f"{self.deployment_id} in {self.region_id}: {self.was} -> {self.wanted}"
 
 
+class MetricReading(models.Model):
+    """The latest value of a metric of CloudWatch for a place. `key`: of the metric
+    (`fleet.autoscaling.planning.policy.CloudMetric`). `value` and `at`: of the newest complete period, kept when a
+    later reading finds none. `problem`: of the latest reading, or ""."""
+
+    place = models.ForeignKey(DeploymentRegion, on_delete=models.CASCADE, related_name="metric_readings")
+    key = models.CharField(max_length=32)
+    value = models.FloatField(null=True)
+    at = models.DateTimeField(null=True)
+    problem = models.TextField(blank=True)
+    read_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["place", "key"], name="metric_reading_once")]
+
+    def __str__(self) -> str:
+        return f"{self.value} at place {self.place_id}"
+
+
 class ScalingSwitch(models.Model):
     """The fleet's only row, once the switch was used. `paused`: the autoscaler changes nothing, whatever the policies
     say."""

@@ -10,9 +10,9 @@ from statistics import median
 
 from django.db.models import Prefetch
 
-from fleet.autoscaling.models import ScalingState, ScalingSwitch
-from fleet.autoscaling.planning.needs import OBJECTIVE_SEEN_S, NeedSample
-from fleet.autoscaling.planning.policy import InvalidScaling, ScalingMode, ScalingPolicy
+from fleet.autoscaling.models import MetricReading, ScalingState, ScalingSwitch
+from fleet.autoscaling.planning.needs import OBJECTIVE_SEEN_S, MetricValue, NeedSample
+from fleet.autoscaling.planning.policy import CloudMetric, InvalidScaling, ScalingMode, ScalingPolicy
 from fleet.capacity.models import DayPlan, DayPlanPlace
 from fleet.capacity.planning.rates import MachinePrices
 from fleet.capacity.planning.view import FRESH_S, PlacePlan
@@ -23,14 +23,18 @@ from fleet.deployments.planner import RequestCounts, late_burn, total
 from fleet.load.models import LoadWindow
 from fleet.load.planner import FINE_S
 from fleet.load.selectors import deployment_subject
+from fleet.machines.planner import CLOUDS
 from fleet.reconcile.planning.snapshot import PlannedPlaceCells
 from fleet.reconcile.planning.states import CellState
+from fleet.regions.models import Region
 from fleet.rollouts.models import Rollout
 from fleet.rollouts.selectors import ACTIVE
 from kernel.models import Event
 from models_registry.versions.planning.engine_arguments import nodes_per_cell
 from models_registry.versions.planning.spec import InvalidVersion
 
+METRIC_PERIODS, METRIC_LATE_S = 2, 300.0
+"""A value is recent for so many periods after its end, and for as long as CloudWatch is usually late."""
 EVENTS_READ = 2000
 SHARE_OF_TIMEOUT = 0.25
 """Used without measured starts: a ready timeout is usually several times a start."""
@@ -98,6 +102,7 @@ class RangedFleet:
     types: Mapping[Place, Counter[str]] = field(default_factory=dict)
     waiting: Mapping[Place, Counter[str]] = field(default_factory=dict)
     served: Mapping[Place, ServedObjective] = field(default_factory=dict)
+    metrics: Mapping[Place, tuple[MetricValue, ...]] = field(default_factory=dict)
     is_paused: bool = False
     problems: Mapping[str, str] = field(default_factory=dict)
 
@@ -134,7 +139,39 @@ def ranged_fleet(now: datetime, deployment: str = "") -> RangedFleet:
         except (InvalidScaling, InvalidVersion) as wrong:
             problems[row.name] = str(wrong)
     served, is_paused = _served(found, now), scaling_switch().paused
-    return RangedFleet(tuple(found), ready, types, waiting, served, is_paused, problems)
+    metrics = metric_values(found, now)
+    return RangedFleet(tuple(found), ready, types, waiting, served, metrics, is_paused, problems)
+
+
+def metric_values(ranged: Iterable[RangedDeployment], now: datetime) -> dict[Place, tuple[MetricValue, ...]]:
+    """The recent values of the metrics of CloudWatch that policies name, by place in AWS. No query if they name
+    none."""
+    named = [one for one in ranged if one.policy.metrics]
+    clouds = set(Region.objects.filter(provider__in=CLOUDS).values_list("pk", flat=True)) if named else set()
+    wanted = {
+        place.pk: (place, [metric for metric in one.policy.metrics if metric.region in ("", place.region_id)])
+        for one in named
+        for place in one.places
+        if place.region_id in clouds
+    }
+    rows = MetricReading.objects.filter(place__in=wanted) if wanted else ()
+    read = {(row.place_id, row.key): row for row in rows}
+    return {
+        (place.deployment_id, place.region_id): tuple(
+            _metric_value(metric, read.get((place.pk, metric.key)), now) for metric in metrics
+        )
+        for place, metrics in wanted.values()
+    }
+
+
+def _metric_value(metric: CloudMetric, row: MetricReading | None, now: datetime) -> MetricValue:
+    if row is None:
+        return MetricValue(metric, None)
+    is_fresh = row.at is not None and (now - row.at).total_seconds() <= METRIC_PERIODS * metric.period_s + METRIC_LATE_S
+    if row.value is None or not is_fresh:
+        old = f"the last one is of {row.at:%H:%M} UTC" if row.at is not None else ""
+        return MetricValue(metric, None, "; ".join(part for part in (row.problem, old) if part))
+    return MetricValue(metric, row.value)
 
 
 def scaling_state(place: DeploymentRegion) -> ScalingState | None:

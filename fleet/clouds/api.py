@@ -7,7 +7,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.clouds.models import ImageMove
+from fleet.clouds.models import IMAGE_LENGTH, ImageMove
 from fleet.clouds.planning.upkeep import IMAGE_TONE, ImageState
 from fleet.clouds.services.images import image_move_request, image_move_roll_back
 from fleet.reconcile.planning.states import choices
@@ -48,11 +48,12 @@ class AskImageSerializer(WhySerializer):
     region = serializers.CharField(max_length=64)
     instance_type = serializers.CharField(max_length=64)
     image = serializers.CharField(
-        max_length=32,
+        max_length=IMAGE_LENGTH,
         required=False,
         allow_blank=True,
         default="",
-        help_text="ID of the image in the region. Empty: the image that the region's stack states now.",
+        help_text="ID of the image in the region; for tasks of ECS, its reference with a digest or an immutable tag. "
+        "Empty: the image that the region's stack states now.",
     )
 
     class Meta:

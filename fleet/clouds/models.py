@@ -12,6 +12,9 @@ from fleet.reconcile.planning.states import CloudRegionState, MachineRole, Notic
 from fleet.regions.models import Region
 from models_registry.instance_types.models import InstanceType
 
+IMAGE_LENGTH = 330
+"""Of an image: the ID of an AMI, or a reference in a registry of containers."""
+
 
 class Install(models.Model):
     """This control plane as clouds know it; one row. Every machine, volume and interface that it launches is tagged
@@ -39,8 +42,8 @@ class CloudRegion(models.Model):
 
     `aws_region`: AWS's name. `types_read`: the instance types of the last reading. `machines_cap` and `price_cap` (US
     dollars an hour; null: none) limit launches within an hour. `listed_at`: start of the last complete list;
-    `silent_zones` did not answer it. `suspects`: garbage of the last complete lists, as source to ID to time
-    (`fleet.clouds.services.garbage`)."""
+    `silent_zones` did not answer it. `alarmed`: EC2 instance -> the alarm for which it may be replaced. `suspects`:
+    garbage of the last complete lists, as source to ID to time (`fleet.clouds.services.garbage`)."""
 
     region = models.OneToOneField(Region, on_delete=models.CASCADE, primary_key=True, related_name="cloud")
     aws_region = models.CharField(max_length=32)
@@ -55,6 +58,7 @@ class CloudRegion(models.Model):
     listed_at = models.DateTimeField(null=True)
     silent_zones = models.JSONField(default=list, blank=True)
     suspects = models.JSONField(default=dict, blank=True)
+    alarmed = models.JSONField(default=dict, blank=True)
 
     def __str__(self) -> str:
         return f"{self.region_id} from {self.stack}"
@@ -217,13 +221,13 @@ class CloudNotice(models.Model):
 
 class ImageMove(models.Model):
     """Moves the machines of an instance type in a region to `image`, or back (`fleet.clouds.planning.upkeep`). Its
-    pools have both, as `image` and `next_image`. `booted`: nodes that became ready on it; `failed`: units that did not
-    boot. One move is under way for a type in a region. `image` is "" until the stack's current image has been read, if
-    the request named none."""
+    pools, or its `TaskImage`, have both, as `image` and `next_image`. `booted`: nodes that became ready on it;
+    `failed`: units that did not boot. One move is under way for a type in a region. `image` is "" until the stack's
+    current image has been read, if the request named none."""
 
     region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="image_moves")
     instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="+")
-    image = models.CharField(max_length=32, blank=True)
+    image = models.CharField(max_length=IMAGE_LENGTH, blank=True)
     state = models.CharField(max_length=16, choices=choices(ImageState), default=ImageState.ASKED.value)
     reason = models.TextField(blank=True)
     booted = models.JSONField(default=list, blank=True)
@@ -242,6 +246,22 @@ class ImageMove(models.Model):
 
     def __str__(self) -> str:
         return f"{self.instance_type_id} in {self.region_id} to {self.image or 'the image that its stack states'}"
+
+
+class TaskImage(models.Model):
+    """The image of the tasks of nodes of an instance type, in a region that is an ECS cluster: the one that its stack
+    stated at the first launch, until a move changes it. `next_image`: set while tasks move to it (`ImageMove`)."""
+
+    region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="task_images")
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="+")
+    image = models.CharField(max_length=IMAGE_LENGTH)
+    next_image = models.CharField(max_length=IMAGE_LENGTH, blank=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["region", "instance_type"], name="task_image_once")]
+
+    def __str__(self) -> str:
+        return f"{self.image} for {self.instance_type_id} in {self.region_id}"
 
 
 class CallBucket(models.Model):

@@ -111,7 +111,7 @@ class Machine(models.Model):
     launched_by = models.ForeignKey("LaunchAttempt", on_delete=models.SET_NULL, null=True, related_name="machines")
     zone = models.CharField(max_length=32, blank=True)
     market = models.CharField(max_length=16, choices=choices(Market), blank=True)
-    image = models.CharField(max_length=32, blank=True)
+    image = models.CharField(max_length=330, blank=True)
     reservation = models.CharField(max_length=32, blank=True)
     price_per_hour = models.FloatField(null=True)
     cloud_state = models.CharField(max_length=16, blank=True)

@@ -94,6 +94,7 @@ class Migration(migrations.Migration):
                 ('plain_http', models.CharField(choices=[('serve', 'Serve'), ('refuse', 'Refuse'), ('loopback', 'Loopback')], default='serve', max_length=16)),
                 ('cheapest_first', models.BooleanField(default=False)),
                 ('grpc', models.BooleanField(default=False)),
+                ('alarms', models.JSONField(blank=True, default=list)),
             ],
             options={
                 'ordering': ['position', 'name'],
@@ -348,6 +349,7 @@ class Migration(migrations.Migration):
                 ('listed_at', models.DateTimeField(null=True)),
                 ('silent_zones', models.JSONField(blank=True, default=list)),
                 ('suspects', models.JSONField(blank=True, default=dict)),
+                ('alarmed', models.JSONField(blank=True, default=dict)),
             ],
         ),
         migrations.CreateModel(
@@ -466,12 +468,27 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='MetricReading',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('key', models.CharField(max_length=32)),
+                ('value', models.FloatField(null=True)),
+                ('at', models.DateTimeField(null=True)),
+                ('problem', models.TextField(blank=True)),
+                ('read_at', models.DateTimeField()),
+                ('place', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='metric_readings', to='fleet.deploymentregion')),
+            ],
+            options={
+                'constraints': [models.UniqueConstraint(fields=('place', 'key'), name='metric_reading_once')],
+            },
+        ),
+        migrations.CreateModel(
             name='ScalingState',
             fields=[
                 ('place', models.OneToOneField(on_delete=django.db.models.deletion.CASCADE, primary_key=True, related_name='scaling_state', serialize=False, to='fleet.deploymentregion')),
                 ('wanted', models.PositiveIntegerField()),
                 ('needed', models.PositiveIntegerField(null=True)),
-                ('rule', models.CharField(choices=[('utilisation', 'Utilisation'), ('queue', 'Queue'), ('objective', 'Objective'), ('autopilot', 'Autopilot'), ('forecast', 'Forecast'), ('plan', 'Plan'), ('roles', 'Roles'), ('waiting', 'Waiting'), ('backlog', 'Backlog'), ('arrivals', 'Arrivals'), ('schedule', 'Schedule'), ('min', 'Min'), ('max', 'Max'), ('budget', 'Budget'), ('idle', 'Idle'), ('agreement', 'Agreement'), ('rollout', 'Rollout'), ('unknown_load', 'Unknown load')], max_length=16)),
+                ('rule', models.CharField(choices=[('utilisation', 'Utilisation'), ('queue', 'Queue'), ('objective', 'Objective'), ('autopilot', 'Autopilot'), ('forecast', 'Forecast'), ('plan', 'Plan'), ('roles', 'Roles'), ('waiting', 'Waiting'), ('backlog', 'Backlog'), ('arrivals', 'Arrivals'), ('metric', 'Metric'), ('schedule', 'Schedule'), ('min', 'Min'), ('max', 'Max'), ('budget', 'Budget'), ('idle', 'Idle'), ('agreement', 'Agreement'), ('rollout', 'Rollout'), ('unknown_load', 'Unknown load')], max_length=16)),
                 ('reason', models.TextField()),
                 ('acting', models.BooleanField()),
                 ('load', models.JSONField(default=dict)),
@@ -576,7 +593,7 @@ class Migration(migrations.Migration):
             name='ImageMove',
             fields=[
                 ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
-                ('image', models.CharField(blank=True, max_length=32)),
+                ('image', models.CharField(blank=True, max_length=330)),
                 ('state', models.CharField(choices=[('asked', 'Asked'), ('canary', 'Canary'), ('rolling', 'Rolling'), ('back', 'Back'), ('done', 'Done'), ('refused', 'Refused')], default='asked', max_length=16)),
                 ('reason', models.TextField(blank=True)),
                 ('booted', models.JSONField(blank=True, default=list)),
@@ -590,6 +607,19 @@ class Migration(migrations.Migration):
             options={
                 'constraints': [models.UniqueConstraint(condition=models.Q(('ended_at', None)), fields=('region', 'instance_type'), name='image_move_one_open')],
                 'ordering': ['-asked_at', '-id'],
+            },
+        ),
+        migrations.CreateModel(
+            name='TaskImage',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('image', models.CharField(max_length=330)),
+                ('next_image', models.CharField(blank=True, max_length=330)),
+                ('region', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='task_images', to='fleet.region')),
+                ('instance_type', models.ForeignKey(on_delete=django.db.models.deletion.PROTECT, related_name='+', to='models_registry.instancetype')),
+            ],
+            options={
+                'constraints': [models.UniqueConstraint(fields=('region', 'instance_type'), name='task_image_once')],
             },
         ),
         migrations.CreateModel(
@@ -839,7 +869,7 @@ class Migration(migrations.Migration):
                 ('desired_version', models.BigIntegerField(default=1)),
                 ('zone', models.CharField(blank=True, max_length=32)),
                 ('market', models.CharField(blank=True, choices=[('reserved', 'Reserved'), ('block', 'Block'), ('open', 'Open'), ('on_demand', 'On demand'), ('interruptible', 'Interruptible'), ('spot', 'Spot')], max_length=16)),
-                ('image', models.CharField(blank=True, max_length=32)),
+                ('image', models.CharField(blank=True, max_length=330)),
                 ('reservation', models.CharField(blank=True, max_length=32)),
                 ('price_per_hour', models.FloatField(null=True)),
                 ('cloud_state', models.CharField(blank=True, max_length=16)),
@@ -1138,7 +1168,7 @@ class Migration(migrations.Migration):
                 ('was', models.PositiveIntegerField()),
                 ('wanted', models.PositiveIntegerField()),
                 ('acted', models.BooleanField()),
-                ('rule', models.CharField(choices=[('utilisation', 'Utilisation'), ('queue', 'Queue'), ('objective', 'Objective'), ('autopilot', 'Autopilot'), ('forecast', 'Forecast'), ('plan', 'Plan'), ('roles', 'Roles'), ('waiting', 'Waiting'), ('backlog', 'Backlog'), ('arrivals', 'Arrivals'), ('schedule', 'Schedule'), ('min', 'Min'), ('max', 'Max'), ('budget', 'Budget'), ('idle', 'Idle'), ('agreement', 'Agreement'), ('rollout', 'Rollout'), ('unknown_load', 'Unknown load')], max_length=16)),
+                ('rule', models.CharField(choices=[('utilisation', 'Utilisation'), ('queue', 'Queue'), ('objective', 'Objective'), ('autopilot', 'Autopilot'), ('forecast', 'Forecast'), ('plan', 'Plan'), ('roles', 'Roles'), ('waiting', 'Waiting'), ('backlog', 'Backlog'), ('arrivals', 'Arrivals'), ('metric', 'Metric'), ('schedule', 'Schedule'), ('min', 'Min'), ('max', 'Max'), ('budget', 'Budget'), ('idle', 'Idle'), ('agreement', 'Agreement'), ('rollout', 'Rollout'), ('unknown_load', 'Unknown load')], max_length=16)),
                 ('reason', models.TextField()),
                 ('load', models.JSONField(default=dict)),
                 ('observed_s', models.FloatField(default=0.0)),

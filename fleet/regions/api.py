@@ -17,6 +17,7 @@ from engine_agent.protocol.states import PlainHttp
 from fleet.agents.models import ApplicationCertificate
 from fleet.cells.selectors import cell_counts_by_region
 from fleet.clouds.models import CloudRegion
+from fleet.clouds.planning.alarms import PREFIX_MOST, SOURCES_MOST
 from fleet.load.api import WithLoad
 from fleet.load.selectors import region_subject
 from fleet.nodes.selectors import node_counts_by_region
@@ -57,6 +58,7 @@ class RegionSerializer(serializers.ModelSerializer[Region]):
         choices=choices(PlainHttp),
         help_text="Clients that its ingresses serve without TLS: all, none, or their own host.",
     )
+    alarms = serializers.ListField(child=serializers.DictField(), help_text="Named alarms of CloudWatch.")
     cloud = CloudSerializer(allow_null=True, default=None, read_only=True, help_text="Null outside clouds.")
     nodes = serializers.SerializerMethodField(help_text="State -> number of nodes, without retired ones.")
     cells = serializers.SerializerMethodField(help_text="State -> number of cells, without stopped ones.")
@@ -73,6 +75,7 @@ class RegionSerializer(serializers.ModelSerializer[Region]):
             "plain_http",
             "cheapest_first",
             "grpc",
+            "alarms",
             "cloud",
             "nodes",
             "cells",
@@ -105,6 +108,18 @@ def _every_state(states: type[StrEnum], ended: StrEnum, counts: Mapping[str, int
     return {state.value: counts.get(state.value, 0) for state in states if state is not ended}
 
 
+class AlarmSourceSerializer(StrictSerializer):
+    prefix = serializers.CharField(max_length=PREFIX_MOST, help_text="Beginning of the names of alarms.")
+    replaces = serializers.BooleanField(
+        required=False,
+        default=False,
+        help_text="A machine in such an alarm is replaced, without other evidence. Otherwise it opens an incident.",
+    )
+
+    class Meta:
+        examples = {"prefix": "switchyard-node-"}
+
+
 class _RegionColumns(StrictSerializer):
     position = serializers.IntegerField(
         min_value=0,
@@ -131,6 +146,12 @@ class _RegionColumns(StrictSerializer):
     grpc = serializers.BooleanField(
         required=False,
         help_text="Its ingresses also serve gRPC (Open Inference Protocol), 4000 ports above their port for HTTP.",
+    )
+    alarms = serializers.ListField(
+        child=AlarmSourceSerializer(),
+        max_length=SOURCES_MOST,
+        required=False,
+        help_text="Provider `aws` or `ecs`: alarms of CloudWatch in its AWS region that are evidence of faults.",
     )
 
 

@@ -15,7 +15,7 @@ class Region(models.Model):
 
     `ingress_url`: for applications' requests; `plain_http`: clients served without TLS. `position` orders regions and
     selects local ports. `cheapest_first`: of equally suitable pools the cheapest is used first. `grpc`: its ingresses
-    also serve gRPC."""
+    also serve gRPC. `alarms`: of CloudWatch (`fleet.clouds.planning.alarms.AlarmSource`)."""
 
     name = models.SlugField(max_length=64, primary_key=True)
     provider = models.CharField(max_length=32, default="local")
@@ -25,6 +25,7 @@ class Region(models.Model):
     plain_http = models.CharField(max_length=16, choices=choices(PlainHttp), default=PlainHttp.SERVE.value)
     cheapest_first = models.BooleanField(default=False)
     grpc = models.BooleanField(default=False)
+    alarms = models.JSONField(default=list, blank=True)
 
     class Meta:
         ordering = ["position", "name"]

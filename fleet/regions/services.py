@@ -13,15 +13,17 @@ from engine_agent.protocol.identity import is_identity_id
 from engine_agent.protocol.states import PlainHttp
 from fleet.agents.models import ApplicationCertificate
 from fleet.clouds.base import ProviderError, provider_named
+from fleet.clouds.planning.alarms import parse_alarms
 from fleet.clouds.services.regions import AWS, cloud_columns, cloud_region_add
 from fleet.faults.models import Incident
 from fleet.faults.services.incidents import incident_open, incidents_close
-from fleet.machines.planner import InvalidWarmSpares, parse_warm_spares
+from fleet.machines.planner import CLOUDS, InvalidWarmSpares, parse_warm_spares
 from fleet.reconcile.planning.states import IncidentState
 from fleet.regions.models import Region
 from fleet.regions.planner import ENDS_NOW, ENDS_SOON, BadCertificate, ReadCertificate, certificate_read, ending
 from fleet.regions.selectors import certificates_of, is_sealed_now, key_box
 from kernel import live, wake_ups
+from kernel.constraints import InvalidField
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
@@ -174,7 +176,7 @@ def application_certificates_lock() -> None:
 """Its ingresses are called i-NAME or i-NAME-N, and their names stand in certificates (ID_LENGTH_MAX)."""
 NAMED_MOST = 3
 """Names of each kind in the error of a deletion."""
-CHANGEABLE = ("position", "ingress_url", "spares", "plain_http", "cheapest_first", "grpc")
+CHANGEABLE = ("position", "ingress_url", "spares", "plain_http", "cheapest_first", "grpc", "alarms")
 
 
 def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: datetime) -> Region:
@@ -249,6 +251,10 @@ def _check(columns: Mapping[str, Any]) -> None:
             provider_named(columns["provider"])
         except ProviderError as error:
             raise InvalidInput(field="provider", rule="exists", message=str(error)) from None
+    try:
+        parse_alarms(columns.get("alarms", []))
+    except InvalidField as wrong:
+        raise InvalidInput(field=wrong.field, rule="alarms", message=str(wrong)) from None
     spares = columns.get("spares", {})
     try:
         parse_warm_spares(spares)
@@ -259,6 +265,9 @@ def _check(columns: Mapping[str, Any]) -> None:
 
 
 def _check_pools(provider: str, columns: Mapping[str, Any]) -> None:
+    if columns.get("alarms") and provider not in CLOUDS:
+        message = f"only a region of provider {' or '.join(sorted(CLOUDS))} has alarms of CloudWatch"
+        raise InvalidInput(field="alarms", rule="provider", message=message)
     if columns.get("cheapest_first") and provider != AWS:
         message = f"only a region of provider {AWS} has pools of capacity"
         raise InvalidInput(field="cheapest_first", rule="provider", message=message)

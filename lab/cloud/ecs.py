@@ -229,9 +229,12 @@ def stop_task(world: World, call: Call) -> dict[str, Any]:
 @handles(SERVICE, "TagResource")
 def tag_resource(world: World, call: Call) -> dict[str, Any]:
     """Of a task; moto tags everything else."""
-    task = world.tasks.get(call.params["resourceArn"])
-    if task is None:
+    arn = call.params["resourceArn"]
+    task = world.tasks.get(arn)
+    if task is None and ":task/" not in arn:
         return world.moto(call)
+    if task is None:
+        raise Refused("InvalidParameterException", "The specified task was not found.")
     if task.status_at(world.clock.now()) == "STOPPED":
         raise Refused("InvalidParameterException", "The specified task is stopped.")
     given = {one["key"]: one.get("value", "") for one in call.params["tags"]}

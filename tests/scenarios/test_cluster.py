@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lab.hosts.cloud_fleet import REGISTRY
 from tests.scenarios.lab_cloud import REGION, TYPE, Cloud, cloud, eventually
 
 __all__ = ["cloud"]
@@ -85,6 +86,7 @@ def test_a_cluster_serves_through_what_happens_to_its_tasks(cloud: Cloud) -> Non
     a_killed_agent_ends_its_task_and_is_replaced_although_an_answer_is_lost(cluster)
     a_version_reaches_one_cell_after_the_other(cluster)
     a_container_instance_that_drains_loses_its_cell_first(cluster)
+    an_image_that_no_registry_has_turns_back(cluster)
     a_task_that_no_row_knows_is_stopped(cluster)
     a_terminated_container_instance_is_replaced(cluster)
     assert "".join(eventually(cloud.streamed, "an answer is streamed at the end"))
@@ -133,6 +135,22 @@ def a_container_instance_that_drains_loses_its_cell_first(cluster: Cluster) -> N
     events = cluster.cloud.rows("events/?page_size=500")
     assert any(row["kind"] == "node.notice" and "its container instance drains" in row["message"] for row in events)
     cluster.ecs.update_container_instances_state(cluster=cluster.name, containerInstances=[instance], status="ACTIVE")
+
+
+def an_image_that_no_registry_has_turns_back(cluster: Cluster) -> None:
+    cloud, image = cluster.cloud, f"{REGISTRY}/node-agent:2.0"
+    cloud.ask_cloud("image", name=image, missing=True)
+    asked = {"region": REGION, "instance_type": TYPE, "image": image}
+    assert cloud.api("POST", "image-moves/", json=asked).is_success
+
+    def went_back() -> bool:
+        [move] = cloud.rows("image-moves/")
+        assert move["booted"] == []
+        return bool(move["reason"] == "all went back")
+
+    eventually(went_back, "two tasks failed to start, and the move turned back")
+    assert any("CannotPullContainerError" in row["reason"] for row in cloud.ask_cloud("tasks"))
+    eventually(cluster.is_whole, "both cells and a spare run")
 
 
 def a_task_that_no_row_knows_is_stopped(cluster: Cluster) -> None:

@@ -69,6 +69,7 @@ def _regions(names: set[str]) -> dict[str, Stated]:
             "plain_http": row.plain_http,
             "cheapest_first": row.cheapest_first,
             "grpc": row.grpc,
+            "alarms": row.alarms,
         }
         for row in Region.objects.select_related("cloud").filter(name__in=names)
     }

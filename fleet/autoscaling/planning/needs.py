@@ -15,7 +15,15 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 
 from engine_agent.protocol.ingress_messages import Withheld
-from fleet.autoscaling.planning.policy import REQUEST_HOLD_MOST_S, CellRange, ScalingPolicy, WakeOn, window_in_force
+from fleet.autoscaling.planning.policy import (
+    CELLS_MOST,
+    REQUEST_HOLD_MOST_S,
+    CellRange,
+    CloudMetric,
+    ScalingPolicy,
+    WakeOn,
+    window_in_force,
+)
 from fleet.deployments.planner import ClaimView, GrantRule
 
 
@@ -32,6 +40,7 @@ class ScalingRule(StrEnum):
     WAITING = "waiting"
     BACKLOG = "backlog"
     ARRIVALS = "arrivals"
+    METRIC = "metric"
     SCHEDULE = "schedule"
     MIN = "min"
     MAX = "max"
@@ -95,6 +104,15 @@ class PlannedNeed:
 
 
 @dataclass(frozen=True, slots=True)
+class MetricValue:
+    """A metric of CloudWatch in a place. `value` None: it has no recent one, because of `problem`."""
+
+    metric: CloudMetric
+    value: float | None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ScaledPlace:
     """A region in which a deployment has a range. `current`: target by the last decision or a user (in shadow mode, by
     the last decision). `ready`: serving cells; `ready_for_s`: how long the newest has served, if any. `load`: None
@@ -102,7 +120,8 @@ class ScaledPlace:
     `idle_since`: since when there were no requests by the previous check. `granted`: cells allowed while machines are
     scarce, and why (None: all). `answering`: share of cells that answer, without prefill cells; `roles`: cells that the
     planner of roles needs of both roles, if apart. `capacities`: concurrency of each cell in the order in which they
-    stay and are added, the last for all further ones; empty if all are equal."""
+    stay and are added, the last for all further ones; empty if all are equal. `metrics`: those of its policy that
+    are read there."""
 
     region: str
     range: CellRange
@@ -119,6 +138,7 @@ class ScaledPlace:
     answering: float = 1.0
     roles: PlannedNeed | None = None
     capacities: tuple[float, ...] = ()
+    metrics: tuple[MetricValue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,6 +326,20 @@ def greatest_need(view: ScalingView, place: ScaledPlace, now: datetime) -> Need:
     return Need(most.rule, most.cells, max(need.enough for need in needs), most.reason)
 
 
+def _metric_need(place: ScaledPlace, one: MetricValue) -> Need:
+    """Without a recent value the place keeps its cells: an outage of CloudWatch must not look like an absence of
+    work."""
+    if one.value is None:
+        text = f"{one.metric} has no recent value ({one.problem or 'none was read'})"
+        text = f"{text}: it keeps {cells_text(place.current)}"
+        return Need(ScalingRule.METRIC, place.current, place.current, text)
+    value, per_cell = max(0.0, one.value), one.metric.per_cell
+    levels = (per_cell, per_cell * (1 - SLACK))
+    cells, enough = (math.ceil(min(value / level, CELLS_MOST) - ROUNDING) for level in levels)
+    text = f"{one.metric} is {value:g}, and a cell does {per_cell:g}: {cells_text(cells)}"
+    return Need(ScalingRule.METRIC, cells, enough, text)
+
+
 def all_needs(view: ScalingView, place: ScaledPlace, now: datetime) -> Iterator[Need]:
     """What each rule asks for. `view`: with the capacity of the place's cells."""
     if place.load is not None:
@@ -325,6 +359,7 @@ def all_needs(view: ScalingView, place: ScaledPlace, now: datetime) -> Iterator[
     if (window := window_in_force(view.policy.schedule, place.region, now)) and window.cells > 0:
         text = f"a window of the schedule ({window.cron} {window.time_zone}) wants {cells_text(window.cells)}"
         yield Need(ScalingRule.SCHEDULE, window.cells, window.cells, text)
+    yield from (_metric_need(place, one) for one in place.metrics)
     least = place.range.min
     no_requests = "" if least else "no requests, and "
     yield Need(ScalingRule.MIN, least, least, f"{no_requests}its range begins at {least}")

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from enum import StrEnum
+from hashlib import sha256
 from typing import Annotated, Any
 
 import msgspec
@@ -52,6 +53,49 @@ def _is_open(window: ScheduleWindow, now: datetime) -> bool:
 def last_began(window: ScheduleWindow, now: datetime) -> datetime | None:
     """When the window last began, `now` included."""
     return next(times_before(window.cron, window.time_zone, now), None)
+
+
+METRICS_MOST = 5
+DIMENSIONS_MOST = 30
+"""CloudWatch's limit."""
+STATISTIC = r"^(Average|Sum|Minimum|Maximum|SampleCount|p([0-9]|[1-9][0-9])(\.[0-9]{1,3})?)$"
+_DimensionText = Annotated[str, Meta(min_length=1, max_length=255)]
+
+
+class CloudMetric(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A metric of CloudWatch of which one cell does `per_cell`: cells = value / `per_cell`, rounded up. It is read in
+    the AWS region of the cell's region. `region`: only there; empty: every region with a range that is in AWS."""
+
+    namespace: _DimensionText
+    metric: _DimensionText
+    per_cell: Annotated[float, Meta(gt=0, le=1e12)]
+    statistic: Annotated[str, Meta(pattern=STATISTIC)] = "Average"
+    period_s: Annotated[int, Meta(ge=60, le=3600, multiple_of=60)] = 60
+    dimensions: Annotated[dict[_DimensionText, _DimensionText], Meta(max_length=DIMENSIONS_MOST)] = {}
+    region: Annotated[str, Meta(max_length=64)] = ""
+
+    @property
+    def key(self) -> str:
+        """Names what is read, so that a changed metric has no value yet."""
+        read = [self.namespace, self.metric, self.statistic, self.period_s, sorted(self.dimensions.items())]
+        return sha256(msgspec.json.encode(read)).hexdigest()[:32]
+
+    def __str__(self) -> str:
+        return f"{self.statistic} of {self.namespace} {self.metric}"
+
+
+def dimensions_from_text(text: str) -> dict[str, str]:
+    """Dimensions from `QueueName=jobs, Stage=prod`. Raises ValueError if it is malformed."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    pairs = [part.partition("=") for part in parts]
+    if not all(name.strip() and value.strip() for name, _, value in pairs):
+        raise ValueError(f"{text[:60]!r} are not dimensions: write NAME=VALUE, with commas between them")
+    return {name.strip(): value.strip() for name, _, value in pairs}
+
+
+def dimensions_to_text(dimensions: Mapping[str, str]) -> str:
+    """The text that `dimensions_from_text` reads."""
+    return ", ".join(f"{name}={value}" for name, value in sorted(dimensions.items()))
 
 
 CELLS_MOST = 1000
@@ -127,7 +171,8 @@ class ScalingPolicy(msgspec.Struct, frozen=True):
     above which a step is added; `itl_p95_ms`: the same for the 95th percentile of inter-token latency; None: off.
     `down_after_s`: fewer cells must have been enough for this long, and for at least two start-ups. `start_up_s`: from
     the decision until a cell is ready; None: measured. `budget_per_hour`: US dollars for the machines of all its cells;
-    it limits growth only. `schedule`: windows with a minimum of cells.
+    it limits growth only. `schedule`: windows with a minimum of cells. `metrics`: of CloudWatch; without a recent
+    value of one, no cell is removed.
 
     `idle_s`: time without requests before the last cell stops, where the range begins at 0. `wake`: what starts the
     first cell again. `hold_s`: how long requests wait for it; None: two start-ups. `roles`: who chooses prefill and
@@ -151,6 +196,14 @@ class ScalingPolicy(msgspec.Struct, frozen=True):
     idle_s: Annotated[float, Meta(ge=10, le=7 * 86_400)] = 900.0
     wake: WakeOn = WakeOn.WAITING
     hold_s: Annotated[float, Meta(ge=5, le=REQUEST_HOLD_MOST_S)] | None = None
+    metrics: Annotated[
+        tuple[CloudMetric, ...],
+        Meta(
+            max_length=METRICS_MOST,
+            description=f"a list of at most {METRICS_MOST} metrics of CloudWatch with namespace, metric, per_cell and,"
+            " where they differ from the defaults, statistic, period_s, dimensions and region",
+        ),
+    ] = ()
     roles: RolesBy = RolesBy.STATED
     itl_p99_ms: Annotated[float, Meta(ge=1, le=60_000)] = 50.0
 
@@ -170,7 +223,8 @@ def parse_scaling_policy(stated: Mapping[str, Any], base: ScalingPolicy | None =
 def scaling_policy_as_json(policy: ScalingPolicy) -> dict[str, Any]:
     """The form that `parse_scaling_policy` reads."""
     plain: dict[str, Any] = msgspec.to_builtins(policy)
-    return {**plain, "schedule": [msgspec.to_builtins(window) for window in policy.schedule]}
+    lists = {name: [msgspec.to_builtins(one) for one in getattr(policy, name)] for name in ("schedule", "metrics")}
+    return {**plain, **lists}
 
 
 def parse_range(stated: Any, path: str) -> CellRange:

@@ -90,6 +90,7 @@ _CALLS = (
     ),
     *_plain("elbv2", "elasticloadbalancing", "DescribeTargetHealth"),
     *_plain("cloudwatch", "cloudwatch", "PutMetricData", bound="the namespace Switchyard"),
+    *_plain("cloudwatch", "cloudwatch", "DescribeAlarms", "GetMetricData"),
     *_plain("pricing", "pricing", "GetProducts"),
     *_plain("service-quotas", "servicequotas", "ListServiceQuotas"),
     Call("s3", "GetObject", ("s3:GetObject",), _READ),

@@ -5,7 +5,7 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
 from functools import partial
 from math import inf
@@ -63,7 +63,7 @@ def region_check(
 ) -> Iterator[Finding]:
     """Yields the findings about one region as they come: tens of calls, some seconds. `wait` sleeps for so many
     seconds."""
-    send = partial(_send_in_turn, wait)
+    send = partial(send_in_turn, wait)
     types = sorted(instance_types_wanted())
     try:
         read = region_read(cloud.aws_region, cloud.stack, install, instance_shapes(types), send)
@@ -71,13 +71,13 @@ def region_check(
         yield Finding(Verdict.MISSING, f"stack {cloud.stack}", str(refused))
         return
     except CallFailed as error:
-        yield _failed_finding(f"stack {cloud.stack}", error, cloud.aws_region, send)
+        yield failed_finding(f"stack {cloud.stack}", error, cloud.aws_region, send)
         return
     yield Finding(Verdict.ALLOWED, f"stack {cloud.stack}", f"zones {', '.join(read.base.zones)}")
-    yield from _stack_drift(cloud, read.base)
+    yield from stack_drift(cloud, read.base)
     yield from _describe_images(read.base, cloud.aws_region, send)
     for service, operation, region, params in _read_calls(cloud.aws_region, read.base):
-        yield _try_call(service, operation, region, params, send)
+        yield try_call(service, operation, region, params, send)
     pools = list(CapacityPool.objects.filter(region_id=cloud.pk, enabled=True))
     for pool in pools:
         yield _check_launch(pool, read.base, install, now, cloud.aws_region, send)
@@ -91,7 +91,7 @@ def _describe_images(base: CloudBase, region: str, send: Send) -> Iterator[Findi
     try:
         found = send("ec2", "DescribeImages", region, ImageIds=sorted(base.root_devices))["Images"]
     except CallFailed as error:
-        yield _failed_finding("images", error, region, send)
+        yield failed_finding("images", error, region, send)
         return
     for image in sorted(found, key=lambda each: str(each["ImageId"])):
         made = str(image.get("CreationDate", ""))[:10] or "an unknown day"
@@ -99,7 +99,7 @@ def _describe_images(base: CloudBase, region: str, send: Send) -> Iterator[Findi
         yield Finding(Verdict.ALLOWED, f"image {image['ImageId']}", text)
 
 
-def _send_in_turn(wait: Callable[[float], None], *names: str, **params: Any) -> dict[str, Any]:
+def send_in_turn(wait: Callable[[float], None], *names: str, **params: Any) -> dict[str, Any]:
     """Makes a call once the own budget allows it; other processes use the same budget. Raises CallFailed as `call`
     does, or if the budget stayed used up."""
     for _ in range(OWN_TURNS - 1):
@@ -113,7 +113,7 @@ def _send_in_turn(wait: Callable[[float], None], *names: str, **params: Any) -> 
     return call(*names, **params)
 
 
-def _stack_drift(cloud: CloudRegion, base: CloudBase) -> Iterator[Finding]:
+def stack_drift(cloud: CloudRegion, base: CloudBase) -> Iterator[Finding]:
     if not cloud.base:
         return
     known = cloud.stated_base()
@@ -132,6 +132,8 @@ def _read_calls(region: str, base: CloudBase) -> Iterator[tuple[str, str, str, d
         "DescribeVolumes": few, "DescribeNetworkInterfaces": few, "DescribeSpotInstanceRequests": few,
     }.items():  # fmt: skip
         yield "ec2", operation, region, params
+    for operation, params in watching_calls():
+        yield "cloudwatch", operation, region, params
     for url in (base.queue_url, base.dead_letter_url):
         yield "sqs", "GetQueueAttributes", region, {"QueueUrl": url, "AttributeNames": ["QueueArn"]}
     for arn in base.target_groups.values():
@@ -143,18 +145,27 @@ def _read_calls(region: str, base: CloudBase) -> Iterator[tuple[str, str, str, d
     yield "pricing", "GetProducts", PRICE_LIST, {"ServiceCode": "AmazonEC2", "MaxResults": 1}
 
 
-def _try_call(
+def watching_calls() -> Iterator[tuple[str, dict[str, Any]]]:
+    """The calls of CloudWatch that regions with alarms and policies with metrics need."""
+    at = clock.now()
+    metric = {"Metric": {"Namespace": "AWS/EC2", "MetricName": "CPUUtilization"}, "Period": 60, "Stat": "Average"}
+    queries = [{"Id": "m0", "MetricStat": metric}]
+    yield "DescribeAlarms", {"MaxRecords": 1}
+    yield "GetMetricData", {"MetricDataQueries": queries, "StartTime": at - timedelta(minutes=1), "EndTime": at}
+
+
+def try_call(
     service: str, operation: str, region: str, params: Mapping[str, Any], send: Send, what: str = ""
 ) -> Finding:
     what = what or f"{service} {operation}"
     try:
         send(service, operation, region, **params)
     except CallFailed as error:
-        return _failed_finding(what, error, region, send)
+        return failed_finding(what, error, region, send)
     return Finding(Verdict.ALLOWED, what)
 
 
-def _failed_finding(what: str, error: CallFailed, region: str, send: Send) -> Finding:
+def failed_finding(what: str, error: CallFailed, region: str, send: Send) -> Finding:
     if error.code == DRY_RUN:
         return Finding(Verdict.ALLOWED, what, "by a dry run")
     if error.code in DENIED:
@@ -194,7 +205,7 @@ def _check_launch(pool: CapacityPool, base: CloudBase, install: str, now: dateti
     except ValueError as error:
         return Finding(Verdict.MISSING, what, str(error))
     del request["ClientToken"]  # AWS would remember a token with these parameters
-    return _try_call("ec2", "RunInstances", region, request | {"DryRun": True}, send, what)
+    return try_call("ec2", "RunInstances", region, request | {"DryRun": True}, send, what)
 
 
 def _check_termination(cloud: CloudRegion, send: Send) -> Finding:
@@ -203,7 +214,7 @@ def _check_termination(cloud: CloudRegion, send: Send) -> Finding:
     if machine is None:
         return Finding(Verdict.UNKNOWN, what, "there is no machine yet to test it with")
     params = {"InstanceIds": [machine.provider_id], "DryRun": True}
-    return _try_call("ec2", "TerminateInstances", cloud.aws_region, params, send)
+    return try_call("ec2", "TerminateInstances", cloud.aws_region, params, send)
 
 
 def _check_offers(types: list[str], offered: set[str]) -> Iterator[Finding]:
@@ -224,7 +235,7 @@ def _check_quotas(cloud: CloudRegion, pools: list[CapacityPool], send: Send) -> 
         found = send("ec2", "DescribeInstanceTypes", region, InstanceTypes=kinds)["InstanceTypes"]
         limits = dict(_quota_limits(region, send))
     except CallFailed as error:
-        yield _failed_finding("quotas", error, region, send)
+        yield failed_finding("quotas", error, region, send)
         return
     vcpus = {each["InstanceType"]: int(each["VCpuInfo"]["DefaultVCpus"]) for each in found}
     wanted: dict[str, int] = {}

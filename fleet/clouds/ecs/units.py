@@ -3,7 +3,7 @@ written before `StartTask`, whose answer may be lost, with the container instanc
 become `Machine`s when all of them run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import msgspec
@@ -28,7 +28,7 @@ from fleet.clouds.ecs.cluster import (
     tasks_start,
 )
 from fleet.clouds.ecs.definitions import Cluster, Start, start_task, task_definition
-from fleet.clouds.models import CloudRegion, LaunchAttempt, LaunchUnit
+from fleet.clouds.models import CloudRegion, ImageMove, LaunchAttempt, LaunchUnit, TaskImage
 from fleet.clouds.planning.tasks import (
     NO_ROOM_AGAIN_S,
     Cancelled,
@@ -49,6 +49,8 @@ from fleet.clouds.planning.tasks import (
     next_task_step,
     started_by_of,
 )
+from fleet.clouds.planning.upkeep import ImageState, takes_new
+from fleet.clouds.selectors import image_machines, units_under_way
 from fleet.machines.models import Machine, ProviderCall
 from fleet.machines.planner import ENDED
 from fleet.reconcile.planning.states import MachineRole, MachineState, ProviderAction
@@ -86,6 +88,7 @@ class _Prepared:
     although no row says so, because a backup was restored."""
 
     cluster: Cluster
+    image: str
     definition: str
     instances: tuple[ContainerInstance, ...]
     memory_mib: int
@@ -162,6 +165,8 @@ def _prepare(unit: LaunchUnit, number: int, count: int, cluster: Cluster) -> _Pr
     """Registers the task definition and reads the cluster; asks for the network nodes of instances without any.
     Searches for tasks of this attempt, and stops those that cannot be adopted."""
     shape = instance_shapes([unit.instance_type_id])[unit.instance_type_id]
+    image = image_of_launch(unit, cluster)
+    cluster = replace(cluster, image=image)
     try:
         definition = task_definition(shape, MachineRole(unit.role), cluster)
         memory_mib = definition["containerDefinitions"][0]["memoryReservation"]
@@ -182,7 +187,21 @@ def _prepare(unit: LaunchUnit, number: int, count: int, cluster: Cluster) -> _Pr
         raise _not_started(f"nothing of {unit.pk} is started yet", error) from error
     if started and not adopted:
         raise Later(f"{len(started)} tasks of {unit.pk} that no row knows are stopped first", IN_DOUBT_RETRY_S)
-    return _Prepared(cluster, revision, tuple(instances), memory_mib, tuple(started))
+    return _Prepared(cluster, image, revision, tuple(instances), memory_mib, tuple(started))
+
+
+def image_of_launch(unit: LaunchUnit, cluster: Cluster) -> str:
+    """Returns the image of the next tasks of a unit. That of nodes changes only by a move; ingresses use the one that
+    the stack states."""
+    if unit.role != MachineRole.NODE:
+        return cluster.ingress_image
+    key = {"region_id": unit.region_id, "instance_type_id": unit.instance_type_id}
+    row, _ = TaskImage.objects.get_or_create(**key, defaults={"image": cluster.image})
+    move = ImageMove.objects.filter(**key, ended_at=None).first() if row.next_image else None
+    if move is None:
+        return row.image
+    is_new = takes_new(ImageState(move.state), image_machines(move), units_under_way(move))
+    return row.next_image if is_new else row.image
 
 
 def _with_places(cluster: Cluster, instances: list[ContainerInstance]) -> list[ContainerInstance]:
@@ -219,13 +238,21 @@ def _attempt_write(
 ) -> LaunchAttempt | ProviderError:
     """Chooses container instances and writes the attempt, in the transaction that holds the unit's lock. The lock of
     the region keeps two launches from choosing the same ones. Errors are returned, so that the stored rows stay."""
-    CloudRegion.objects.select_for_update().get(pk=cloud.pk)
+    cloud = CloudRegion.objects.select_for_update().get(pk=cloud.pk)
     if unit.role == MachineRole.NODE and (missing := _given_back(subjects)):
         return Later(f"{', '.join(missing)} of {unit.pk} was given back in the meantime")
+    if image_of_launch(unit, prepared.cluster) != prepared.image:
+        return Later(f"another image is chosen for {unit.pk}", IN_DOUBT_RETRY_S)
     taken = instances_taken(cloud.pk)
     by_arn = {one.arn: one for one in prepared.instances}
     chosen = tuple(by_arn[one.instance] for one in prepared.adopted) or choose_instances(
-        unit.instance_type_id, len(subjects), tuple(unit.near), prepared.instances, taken, prepared.memory_mib
+        unit.instance_type_id,
+        len(subjects),
+        tuple(unit.near),
+        prepared.instances,
+        taken,
+        prepared.memory_mib,
+        cloud.alarmed,
     )
     if isinstance(chosen, NoRoom):
         unit.reason = chosen.reason
@@ -238,7 +265,7 @@ def _attempt_write(
     return LaunchAttempt.objects.create(
         unit=unit,
         number=number,
-        pool_seen={},
+        pool_seen={"image": prepared.image},
         base=msgspec.to_builtins(base),
         token=started_by_of(install, unit.pk, number),
         subjects=list(subjects),
@@ -405,7 +432,7 @@ def _machines_record(
                 "type_stated": True,
                 "launched_by": row,
                 "zone": placed.zone,
-                "image": base.definition.rpartition(":")[2],
+                "image": row.pool_seen.get("image", ""),
                 "cloud_state": task.status,
                 "cloud_seen_at": now,
                 "created_at": now,

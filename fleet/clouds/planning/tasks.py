@@ -52,14 +52,16 @@ def choose_instances(
     instances: Iterable[ContainerInstance],
     taken: Collection[str],
     memory_mib: int = 0,
+    alarmed: Collection[str] = (),
 ) -> tuple[ContainerInstance, ...] | NoRoom:
     """Returns the container instances of a unit: free ones under the smallest network node that has enough of them, the
     deepest below `near` first. `taken`: ARNs that belong to other launches, although ECS may not count their tasks yet.
-    `memory_mib`: needed on each."""
+    `memory_mib`: needed on each. `alarmed`: EC2 instances that an alarm may replace."""
     alike = [one for one in instances if one.instance_type == instance_type]
-    free = [one for one in alike if not _refusal(one, taken, memory_mib)]
+    reasons = {one.arn: _refusal(one, taken, memory_mib, alarmed) for one in alike}
+    free = [one for one in alike if not reasons[one.arn]]
     if len(free) < count:
-        return NoRoom(_no_room(instance_type, count, alike, taken, memory_mib))
+        return NoRoom(_no_room(instance_type, count, list(reasons.values())))
     groups: dict[Path, list[ContainerInstance]] = {}
     for one in free:
         for depth in range(len(one.path) + 1):
@@ -70,22 +72,23 @@ def choose_instances(
     return tuple(members[:count])
 
 
-def _refusal(one: ContainerInstance, taken: Collection[str], memory_mib: int) -> str:
+def _refusal(one: ContainerInstance, taken: Collection[str], memory_mib: int, alarmed: Collection[str]) -> str:
     if one.status != "ACTIVE":
         return one.status.lower()
     if not one.connected:
         return "without a connected ECS agent"
     if one.arn in taken:
         return "in use"
+    if one.machine in alarmed:
+        return "in an alarm"
     return "" if one.memory_mib >= memory_mib else "short of memory"
 
 
-def _no_room(
-    instance_type: str, count: int, alike: Sequence[ContainerInstance], taken: Collection[str], memory_mib: int
-) -> str:
-    reasons = [_refusal(one, taken, memory_mib) or "free" for one in alike]
+def _no_room(instance_type: str, count: int, refusals: Sequence[str]) -> str:
+    reasons = [reason or "free" for reason in refusals]
     counted = ", ".join(f"{reasons.count(reason)} {reason}" for reason in sorted(set(reasons)))
-    return f"the cluster has {len(alike)} container instances of {instance_type} ({counted or 'none'}); {count} needed"
+    there = f"{len(reasons)} container instances of {instance_type} ({counted or 'none'})"
+    return f"the cluster has {there}; {count} needed"
 
 
 def started_by_of(install: str, unit: str, number: int) -> str:

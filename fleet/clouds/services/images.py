@@ -1,6 +1,6 @@
-"""Moves the machines of an instance type in a region to another image, and back; `fleet.clouds.planning.upkeep` decides
-the steps, and machines leave by notices. The web process stores only the request: only the loop `fleet.cloud` calls the
-cloud, outside transactions."""
+"""Moves the machines of an instance type in a region, or its tasks of ECS, to another image, and back.
+`fleet.clouds.planning.upkeep` decides the steps, and machines leave by notices. The web process stores only the
+request: only the loop `fleet.cloud` calls the cloud, outside transactions."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,8 @@ from fleet.clouds.aws.actions import LATER
 from fleet.clouds.aws.calls import CallFailed, Refused, Unanswered, call
 from fleet.clouds.aws.identity import install_ensure
 from fleet.clouds.aws.region import StackRefused, region_read
-from fleet.clouds.models import CapacityPool, CloudNotice, CloudRegion, ImageMove
+from fleet.clouds.ecs.region import cluster_read
+from fleet.clouds.models import CapacityPool, CloudNotice, CloudRegion, ImageMove, TaskImage
 from fleet.clouds.planning.upkeep import IMAGE_TONE, ImageState, ImageStep, plan_image
 from fleet.clouds.selectors import image_machines
 from fleet.machines.models import Machine
@@ -26,7 +27,11 @@ from kernel.refusals import Conflict, InvalidInput
 from models_registry.instance_types.selectors import instance_shapes
 
 IMAGE = re.compile(r"ami-[0-9a-f]{8,17}")
+TASK_IMAGE = re.compile(r"[A-Za-z0-9./_-]{1,200}(@sha256:[0-9a-f]{64}|:[A-Za-z0-9._-]{1,64})")
+"""As of `deploy/aws/ecs.yaml`. A tag must be immutable."""
 ACTOR = "fleet.cloud"
+ECS = "ecs"
+"""The provider whose images are those of tasks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,27 +43,28 @@ class _Found:
 def image_move_request(
     region: str, instance_type: str, image: str, *, actor: str, now: datetime, why: str = ""
 ) -> ImageMove:
-    """Stores a request to move a type's machines to an image; "": the one in the region's stack. The loop `fleet.cloud`
-    checks the image and starts the move. Raises InvalidInput if it is no image ID, the cloud region is not ready, or
-    there is no pool of the type for nodes. Raises Conflict if a move is under way, or all pools use the image
-    already."""
-    if image and not IMAGE.fullmatch(image):
-        message = f"{image!r} is not the ID of an image, such as ami-0123456789abcdef0"
-        raise InvalidInput(field="image", rule="image", message=message)
+    """Stores a request to move a type's machines, or its tasks of ECS, to an image; "": the one in the region's stack.
+    The loop `fleet.cloud` checks the image and starts the move. Raises InvalidInput if it is no image, the cloud region
+    is not ready, or nodes of the type were never launched there. Raises Conflict if a move is under way, or all
+    launches use the image already."""
     with transaction.atomic():
-        clouds = CloudRegion.objects.select_for_update().filter(state=CloudRegionState.READY)
-        if clouds.filter(pk=region).first() is None:
-            message = f"there is no region {region!r} of provider aws that is ready"
+        clouds = CloudRegion.objects.select_for_update(of=("self",)).filter(state=CloudRegionState.READY)
+        cloud = clouds.filter(pk=region).select_related("region").first()
+        if cloud is None:
+            message = f"there is no region {region!r} of provider aws or ecs that is ready"
             raise InvalidInput(field="region", rule="cloud", message=message)
-        pools = _pools_of_type(region, instance_type)
+        if image and not (TASK_IMAGE if _has_tasks(cloud) else IMAGE).fullmatch(image):
+            raise InvalidInput(field="image", rule="image", message=_not_an_image(cloud, image))
+        pools = _images_of_type(cloud, instance_type)
         if not pools.exclude(instance_type__accelerator="none").exists():
-            message = f"region {region} has no pool of {instance_type!r} for nodes"
+            missing = "no task for nodes was started on" if _has_tasks(cloud) else "it has no pool for nodes of"
+            message = f"region {region}: {missing} {instance_type!r}"
             raise InvalidInput(field="instance_type", rule="pool", message=message)
         under_way = ImageMove.objects.filter(region_id=region, instance_type_id=instance_type, ended_at=None).first()
         if under_way is not None:
             raise Conflict(f"{under_way} is under way ({under_way.state}); roll it back, or wait for its end")
         if image and not pools.exclude(image=image).exists():
-            raise Conflict(f"all pools of {instance_type} in {region} use {image} already")
+            raise Conflict(f"launches of {instance_type} in {region} use {image} already")
         move = ImageMove.objects.create(
             region_id=region, instance_type_id=instance_type, image=image, asked_by=actor, asked_at=now
         )
@@ -109,7 +115,7 @@ def _confirm_image(cloud: CloudRegion, asked: ImageMove, now: datetime) -> None:
     except (InvalidInput, StackRefused) as error:
         refusal = str(error)
     with transaction.atomic():
-        row = CloudRegion.objects.select_for_update().get(pk=cloud.pk)
+        row = CloudRegion.objects.select_for_update(of=("self",)).select_related("region").get(pk=cloud.pk)
         move = ImageMove.objects.select_for_update().get(pk=asked.pk)
         if move.state != ImageState.ASKED:
             return
@@ -123,8 +129,23 @@ def _confirm_image(cloud: CloudRegion, asked: ImageMove, now: datetime) -> None:
             live.push("regions", move.region_id)
 
 
+def _has_tasks(cloud: CloudRegion) -> bool:
+    return bool(cloud.region.provider == ECS)
+
+
+def _not_an_image(cloud: CloudRegion, image: str) -> str:
+    if _has_tasks(cloud):
+        return f"{image[:80]!r} is not a reference to an image with a digest or a tag, such as registry/node-agent:1.1"
+    return f"{image[:80]!r} is not the ID of an image, such as ami-0123456789abcdef0"
+
+
 def _find_image(cloud: CloudRegion, move: ImageMove, now: datetime) -> _Found:
     image = move.image
+    if _has_tasks(cloud) and image:
+        return _Found(image, "")  # whether a registry has it, the first unit shows
+    if _has_tasks(cloud):
+        stated = cluster_read(cloud.aws_region, cloud.stack, install_ensure(now).pk).base.cluster
+        return _Found(stated.image if stated else "", "")
     if not image:
         kind = move.instance_type_id
         types = instance_shapes([kind])
@@ -138,13 +159,14 @@ def _find_image(cloud: CloudRegion, move: ImageMove, now: datetime) -> _Found:
 
 def _start_canary(row: CloudRegion, move: ImageMove, found: _Found, now: datetime) -> None:
     """From now on launches use it (`fleet.clouds.planning.upkeep.takes_new`)."""
-    pools = _pools_of_type(row.pk, move.instance_type_id)
+    pools = _images_of_type(row, move.instance_type_id)
     move.image = found.image
     if not pools.exclude(image=found.image).exists():
-        _refuse_move(move, f"all pools of {move.instance_type_id} in {row.pk} use {found.image} already", ACTOR, now)
+        _refuse_move(move, f"launches of {move.instance_type_id} in {row.pk} use {found.image} already", ACTOR, now)
         return
-    row.base = {**row.base, "root_devices": {**row.base.get("root_devices", {}), found.image: found.root_device}}
-    row.save(update_fields=["base"])
+    if found.root_device:
+        row.base = {**row.base, "root_devices": {**row.base.get("root_devices", {}), found.image: found.root_device}}
+        row.save(update_fields=["base"])
     pools.update(next_image=found.image)
     _set_move_state(move, ImageState.CANARY, "one unit is tried first", ACTOR, now)
     move.save()
@@ -156,8 +178,11 @@ def _refuse_move(move: ImageMove, reason: str, actor: str, now: datetime) -> Non
     move.save()
 
 
-def _pools_of_type(region: str, instance_type: str) -> QuerySet[CapacityPool]:
-    return CapacityPool.objects.filter(region_id=region, instance_type_id=instance_type)
+def _images_of_type(cloud: CloudRegion, instance_type: str) -> QuerySet[CapacityPool] | QuerySet[TaskImage]:
+    """Rows with the image in use and the next one."""
+    if _has_tasks(cloud):
+        return TaskImage.objects.filter(region_id=cloud.pk, instance_type_id=instance_type)
+    return CapacityPool.objects.filter(region_id=cloud.pk, instance_type_id=instance_type)
 
 
 def _apply_image_step(move: ImageMove, step: ImageStep, now: datetime) -> None:
@@ -199,9 +224,8 @@ def _set_move_state(move: ImageMove, state: ImageState, reason: str, actor: str,
 
 
 def _finish_move(move: ImageMove, now: datetime) -> None:
-    pools = CapacityPool.objects.filter(
-        region_id=move.region_id, instance_type_id=move.instance_type_id, next_image=move.image
-    )
+    cloud = CloudRegion.objects.select_related("region").get(pk=move.region_id)
+    pools = _images_of_type(cloud, move.instance_type_id).filter(next_image=move.image)
     if move.state != ImageState.BACK:
         pools.update(image=F("next_image"))
     pools.update(next_image="")

@@ -29,9 +29,11 @@ from fleet.clouds.aws.listing import region_places, reservation_places
 from fleet.clouds.models import CloudRegion, Install, LaunchAttempt
 from fleet.clouds.planning.call_budget import GARBAGE_EVERY_S, LIST_EVERY_S, RESERVATIONS_EVERY_S, STATUS_EVERY_S
 from fleet.clouds.planning.upkeep import InstallFigures, Verdict, beat_verdict, metrics_request
+from fleet.clouds.services.alarms import cloud_alarms
 from fleet.clouds.services.clusters import cluster_definitions, cluster_instances, cluster_list, cluster_queue
 from fleet.clouds.services.garbage import cloud_garbage_collect, cloud_list
 from fleet.clouds.services.images import cloud_images
+from fleet.clouds.services.metrics import cloud_metrics_read
 from fleet.clouds.services.notices import cloud_queue, cloud_reservations, cloud_statuses
 from fleet.clouds.services.regions import (
     AWS,
@@ -216,6 +218,9 @@ BEAT_EVERY_S = 60.0
 INCIDENTS_EVERY_S = 15.0
 IMAGES_EVERY_S = 10.0
 """More often than nodes that did not boot are kept."""
+ALARMS_EVERY_S = 30.0
+METRICS_EVERY_S = 60.0
+"""CloudWatch's shortest period of most services. A call costs money for each metric."""
 QUEUE_EVERY_S = 1.0
 """Interruption warnings come only two minutes ahead."""
 TOPOLOGY_LOOK_S = 1.0
@@ -253,6 +258,8 @@ STEPS: Mapping[str, Step] = {
     "spot prices": Step(SPOT_PRICES_EVERY_S, cloud_spot_prices),
     "images": Step(IMAGES_EVERY_S, cloud_images),
     "incidents": Step(INCIDENTS_EVERY_S, launch_incidents),
+    "alarms": Step(ALARMS_EVERY_S, cloud_alarms),
+    "metrics": Step(METRICS_EVERY_S, cloud_metrics_read),
 }
 """In this order; all due steps run in one round."""
 
@@ -263,6 +270,10 @@ CLUSTER_STEPS: Mapping[str, Step] = {
     "list": Step(CLUSTER_EVERY_S, cluster_list),
     "stack": Step(READ_DAILY_S, cloud_region_read),
     "definitions": Step(READ_DAILY_S, cluster_definitions),
+    "images": Step(IMAGES_EVERY_S, cloud_images),
+    "incidents": Step(INCIDENTS_EVERY_S, launch_incidents),
+    "alarms": Step(ALARMS_EVERY_S, cloud_alarms),
+    "metrics": Step(METRICS_EVERY_S, cloud_metrics_read),
 }
 """Of a region that is an ECS cluster. Names that both have are kept apart by region."""
 

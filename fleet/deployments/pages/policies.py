@@ -29,6 +29,8 @@ from fleet.autoscaling.planning.policy import (
     WakeOn,
     cells_from_text,
     cells_to_text,
+    dimensions_from_text,
+    dimensions_to_text,
     scaling_policy_as_json,
 )
 from fleet.deployments.models import Deployment, DeploymentRegion
@@ -147,6 +149,18 @@ SCHEDULE = _scaling(
         Input(name="region", label="Region", placeholder="all", suggests=True),
     ),
 )  # fmt: skip
+METRICS = _scaling(
+    "metrics", "Metrics of CloudWatch", "Cells = value / per cell, in AWS. Without a recent value no cell is removed.",
+    InputKind.ROWS, options=_regions, columns=(
+        Input(name="namespace", label="Namespace", required=True, placeholder="AWS/SQS"),
+        Input(name="metric", label="Metric", required=True, placeholder="ApproximateNumberOfMessagesVisible"),
+        Input(name="dimensions", label="Dimensions", placeholder="QueueName=jobs"),
+        Input(name="statistic", label="Statistic", placeholder="Average"),
+        Input(name="period_s", label="Period, seconds", kind=NUMBER, placeholder="60"),
+        Input(name="per_cell", label="Per cell", kind=NUMBER, required=True),
+        Input(name="region", label="Region", placeholder="all", suggests=True),
+    ),
+)  # fmt: skip
 CELLS = Input(
     name="regions", at="Deployment.regions", label="Cells", options=_regions, suggests=True,
     help="2-8 is a range within which the load decides; 3 is fixed.", columns=(
@@ -168,16 +182,29 @@ def _scaling_start(request: PageRequest) -> Texts:
         "name": deployment.pk,
         **_texts(stored),
         **_row_texts("schedule", list(stored["schedule"])),
+        **_row_texts(
+            "metrics",
+            [{**row, "dimensions": dimensions_to_text(row["dimensions"])} for row in stored["metrics"]],
+        ),
         **_row_texts("regions", cells),
     }
 
 
 def _scaling_documents(values: Values) -> Documents:
-    scaling = {**_spec(values, (*SCALING, *SIGNALS)), "schedule": values.get("schedule", [])}
+    lists = {"schedule": values.get("schedule", []), "metrics": [_metric(row) for row in values.get("metrics", [])]}
+    scaling = {**_spec(values, (*SCALING, *SIGNALS)), **lists}
     spec: dict[str, Any] = {"scaling": scaling}
     if rows := values.get("regions"):
         spec["regions"] = [{"region": row["region"], "cells": _cells(row)} for row in rows]
     return [document(Kind.DEPLOYMENT, values["name"], spec)]
+
+
+def _metric(row: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        dimensions = dimensions_from_text(str(row.get("dimensions", "")))
+    except ValueError as error:
+        raise InvalidInput(field="metrics", rule="dimensions", message=str(error)) from None
+    return {**{name: value for name, value in row.items() if value not in (None, "")}, "dimensions": dimensions}
 
 
 def _cells(row: Mapping[str, Any]) -> Any:
@@ -196,6 +223,7 @@ SCALING_WIZARD = Wizard(
         Step("Range", (_name(Kind.DEPLOYMENT), CELLS)),
         Step("Rule", SCALING),
         Step("Schedule", (SCHEDULE,)),
+        Step("Metrics", (METRICS,), folded=True),
         Step("Signals and idle time", SIGNALS, folded=True),
     ),
     documents=_scaling_documents,

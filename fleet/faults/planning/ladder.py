@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
-from engine_agent.protocol.signatures import FaultScope, FaultSignature, is_hard
+from engine_agent.protocol.signatures import CLOUD_ALARM_GRAVE, FaultScope, FaultSignature, is_hard
 from fleet.faults.planning.views import Attempt, Rung, SignalView
 from fleet.reconcile.planning.settings import FaultSettings
 
@@ -45,6 +45,7 @@ RUNGS: Mapping[str, tuple[Rung, ...]] = {
     FaultSignature.EFA_PORT_DOWN: FROM_REBOOT,
     FaultSignature.DEEP_CHECK_FAILED: (REPLACE,),
     FaultSignature.LINK_CHECK_FAILED: FROM_REBOOT,
+    CLOUD_ALARM_GRAVE: (REPLACE,),
 }
 """Signature -> the rungs that may help, lowest first, unless `DETAILED` knows its detail."""
 DETAILED: Mapping[tuple[str, str], tuple[Rung, ...]] = {

@@ -28,7 +28,7 @@ CRITICAL = frozenset(
 MINOR = frozenset(
     {
         IncidentKind.SOFT, IncidentKind.SLOW, IncidentKind.CLOUD_NOTICE, IncidentKind.WITNESSED, "budget",
-        "certificate-ends-soon", "garbage-held", "hardware-differs", "notices-unread", "power-meter",
+        "certificate-ends-soon", "cloud-alarm", "garbage-held", "hardware-differs", "notices-unread", "power-meter",
         "request-queue-unread", "speculation-drift", "token-drift",
     }
 )  # fmt: skip
@@ -60,6 +60,7 @@ RUNBOOK_OF_KIND = {
     IncidentKind.CLOUD_NOTICE: "cloud-notice",
     "certificate-ends-now": "certificate-ends",
     "certificate-ends-soon": "certificate-ends",
+    "cloud-alarm": "clouds",
     "cloud-read-only": "clouds",
     "control-host": "control-plane-down",
     "control-loop-stale": "control-loop-stale",

@@ -31,17 +31,18 @@ from fleet.capacity.services import NewPool, pool_change, pool_declare, pool_del
 from fleet.cells.models import Cell, CellMember
 from fleet.cells.selectors import cell_counts_by_region
 from fleet.clouds.api import AskImageSerializer
-from fleet.clouds.models import CapacityPool, CloudRegion, ImageMove
+from fleet.clouds.models import CapacityPool, CloudRegion, ImageMove, TaskImage
 from fleet.clouds.planning.upkeep import IMAGE_TONE, ImageState
 from fleet.clouds.services.images import image_move_request, image_move_roll_back
 from fleet.load.pages import Charts, load_charts, use_charts
 from fleet.load.selectors import Point, last_windows, region_subject
+from fleet.machines.planner import CLOUDS
 from fleet.nodes.models import Node
 from fleet.nodes.selectors import node_counts_by_region
 from fleet.reconcile.planning.states import CellState, CloudRegionState, NodeState
 from fleet.regions.models import Region
-from fleet.regions.pages.pools import POOL_LIST, region_of, region_or_404
-from fleet.regions.services import region_change
+from fleet.regions.pages.actions import ALARMS, GRPC_OFF, GRPC_ON, REGION_TARGET
+from fleet.regions.pages.pools import POOL_LIST, region_of
 from kernel.time_ranges import OF_LOAD
 from kernel.tones import Tone
 from traffic.region_shares.models import RegionLoss
@@ -170,8 +171,9 @@ def region_images(region: Region) -> RegionImages:
     moves = ImageMove.objects.filter(region_id=region.pk).order_by("instance_type_id", "-pk")
     newest = {move.instance_type_id: move for move in moves.distinct("instance_type_id")}
     by_type: dict[str, set[str]] = {}
-    for kind, image in CapacityPool.objects.filter(region_id=region.pk).values_list("instance_type_id", "image"):
-        by_type.setdefault(kind, set()).add(image)
+    for model in (CapacityPool, TaskImage):
+        for kind, image in model.objects.filter(region_id=region.pk).values_list("instance_type_id", "image"):
+            by_type.setdefault(kind, set()).add(image)
     types = tuple(_image_rows(kind, images, newest.get(kind)) for kind, images in sorted(by_type.items()))
     return RegionImages(region.pk, types)
 
@@ -331,42 +333,8 @@ def _use(request: PageRequest) -> Charts:
 def _region_actions(request: PageRequest) -> ActionMenu:
     region, access = request.once(region_of), request.caller.access
     evacuate = menu_item("Evacuate", reverse("evacuate", args=(region.pk,)), access)
-    return ActionMenu((evacuate, (GRPC_OFF if region.grpc else GRPC_ON).menu_item(region, access)))
-
-
-def _setting_grpc(*, on: bool) -> Run[Region]:
-    def run(form: Submission, region: Region) -> None:
-        region_change(name=region.pk, columns={"grpc": on}, actor=form.actor, now=form.now)
-
-    return run
-
-
-REGION_TARGET = Target(
-    noun="region",
-    find=region_or_404,
-    name=lambda region: region.pk,
-    url=lambda region: reverse("region", args=(region.pk,)),
-    action_url=lambda region, name: reverse("region-action", args=(region.pk, name)),
-)
-GRPC_ON = Action(
-    target=REGION_TARGET,
-    name="serve-grpc",
-    label="Serve gRPC",
-    run=_setting_grpc(on=True),
-    effect=lambda region, now: (
-        "Its ingresses start a gateway of 42 MiB each and listen on two further ports, "
-        "4000 and 5000 above their port for HTTP. HTTP requests continue."
-    ),
-    words=("triton", "kserve", "open inference protocol"),
-)
-GRPC_OFF = Action(
-    target=REGION_TARGET,
-    name="stop-grpc",
-    label="Stop gRPC",
-    run=_setting_grpc(on=False),
-    effect=lambda region, now: "Its ingresses close their ports for gRPC. Calls in progress have 20 s to finish.",
-)
-region_action = action_view(GRPC_ON, GRPC_OFF)
+    alarms = (ALARMS.menu_item(region, access),) if region.provider in CLOUDS else ()
+    return ActionMenu((evacuate, (GRPC_OFF if region.grpc else GRPC_ON).menu_item(region, access), *alarms))
 
 
 REGION = Page(

@@ -30,6 +30,9 @@ PROVIDERS = (
     Option(ECS, "ECS", "tasks on the container instances of a cluster"),
 )
 COLUMNS = ("provider", "stack", "aws_region", "position", "ingress_url", "plain_http", "cheapest_first", "grpc")
+ALARMS_ABOUT = (
+    "An alarm about a machine (dimension InstanceId) opens an incident about its node; any other, one about the region."
+)
 
 
 def _providers(typed: Typed) -> tuple[Option, ...]:
@@ -49,6 +52,8 @@ def _documents(values: Values) -> Documents:
             else row["warm"]
             for row in rows
         }
+    if alarms := values.get("alarms"):
+        spec["alarms"] = alarms
     return [document(Kind.REGION, values["name"], spec)]
 
 
@@ -121,6 +126,22 @@ REGION_WIZARD = Wizard(
                     ),
                 ),
             ),
+            folded=True,
+        ),
+        Step(
+            "Alarms",
+            (
+                Input(
+                    name="alarms",
+                    at="Region.alarms",
+                    label="Alarms of CloudWatch",
+                    columns=(
+                        Input(name="prefix", label="Names begin with", required=True, placeholder="switchyard-node-"),
+                        Input(name="replaces", label="Replaces machines", kind=InputKind.CHECK),
+                    ),
+                ),
+            ),
+            about=ALARMS_ABOUT,
             folded=True,
         ),
     ),

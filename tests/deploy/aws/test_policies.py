@@ -13,7 +13,10 @@ from tests.deploy.aws.conftest import INSTALL, Deployed
 pytestmark = pytest.mark.cloud
 
 REGION_ROLES = {Role.CONTROL: "control", Role.NODE: "node"}
-UNBOUND_PREFIXES = ("ec2:Describe", "ec2:Get", "sts:", "pricing:", "servicequotas:", "elasticloadbalancing:Describe")
+UNBOUND_PREFIXES = (
+    *("ec2:Describe", "ec2:Get", "sts:", "pricing:", "servicequotas:", "elasticloadbalancing:Describe"),
+    "cloudwatch:GetMetricData",
+)
 """IAM knows no resource for these."""
 
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.autoscaling.planning.needs import PlaceLoad, PlannedNeed, ScaledPlace, ScalingRule
+from fleet.autoscaling.planning.needs import MetricValue, PlaceLoad, PlannedNeed, ScaledPlace, ScalingRule
 from fleet.autoscaling.planning.planner import MAX_CHECK_GAP_S, MAX_SAMPLES, Regret, plan_scaling, regret_after
-from fleet.autoscaling.planning.policy import CellRange, ScalingMode, ScalingPolicy, parse_scaling_policy
+from fleet.autoscaling.planning.policy import CellRange, CloudMetric, ScalingMode, ScalingPolicy, parse_scaling_policy
 from tests.fleet.autoscaling.scaled import ACTING, NOW, agreed, course, decide, place, view
 
 
@@ -284,3 +284,37 @@ def test_too_few_and_too_many_are_counted_apart() -> None:
 def test_a_time_without_a_look_counts_only_so_far() -> None:
     assert regret_after(Regret(), wanted=1, needed=1, in_force=1, passed_s=3600.0).observed_s == MAX_CHECK_GAP_S
     assert regret_after(Regret(), wanted=1, needed=1, in_force=1, passed_s=-4.0) == Regret()
+
+
+JOBS = CloudMetric("Jobs", "Waiting", 100.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "current", "wanted", "rule"),
+    [
+        pytest.param(250.0, 2, 3, ScalingRule.METRIC, id="needs more"),
+        pytest.param(1e300, 2, 20, ScalingRule.MAX, id="to the end of the range"),
+        pytest.param(95.0, 2, 2, ScalingRule.AGREEMENT, id="not with a tenth to spare"),
+        pytest.param(0.0, 2, 1, ScalingRule.UTILISATION, id="none"),
+        pytest.param(-5.0, 2, 1, ScalingRule.UTILISATION, id="below zero"),
+        pytest.param(None, 6, 6, ScalingRule.METRIC, id="absent data change nothing"),
+    ],
+)
+def test_a_metric_asks_for_cells(value: float | None, current: int, wanted: int, rule: ScalingRule) -> None:
+    there = place(current=current, load=PlaceLoad(1.0), history=agreed(1), metrics=(MetricValue(JOBS, value),))
+    decision = decide(view(there))
+    assert (decision.wanted, decision.rule) == (wanted, rule)
+
+
+def test_absent_data_of_a_metric_hold_no_other_rule_back_and_keep_the_last_cell() -> None:
+    absent = (MetricValue(JOBS, None, "CloudWatch has none"),)
+    assert decide(view(place(load=PlaceLoad(70.0), metrics=absent))).wanted == 10
+    idle = place(range=CellRange(0, 20), current=1, history=agreed(0, 2000.0), metrics=absent)
+    idle = replace(idle, idle_since=NOW - timedelta(days=1))
+    decision = decide(view(idle))
+    assert decision.wanted == 1
+    assert decision.reason.startswith(
+        "Average of Jobs Waiting has no recent value (CloudWatch has none): it keeps 1 cell"
+    )
+    first = decide(view(place(range=CellRange(0, 20), current=0, metrics=(MetricValue(JOBS, 1.0),))))
+    assert (first.wanted, first.rule) == (1, ScalingRule.METRIC)

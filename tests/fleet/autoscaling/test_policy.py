@@ -10,6 +10,7 @@ from fleet.autoscaling.planning.policy import (
     CellPools,
     CellRange,
     Cells,
+    CloudMetric,
     InvalidScaling,
     ScalingMode,
     ScalingPolicy,
@@ -17,6 +18,8 @@ from fleet.autoscaling.planning.policy import (
     cells_as_json,
     cells_from_text,
     cells_to_text,
+    dimensions_from_text,
+    dimensions_to_text,
     last_began,
     parse_cells,
     parse_range,
@@ -25,6 +28,7 @@ from fleet.autoscaling.planning.policy import (
     window_in_force,
 )
 
+METRIC = {"namespace": "AWS/SQS", "metric": "Visible", "per_cell": 10}
 WINDOW = {"cron": "0 8 * * MON-FRI", "for_s": 3600, "cells": 4}
 
 
@@ -39,6 +43,11 @@ def test_what_is_stated_is_read_back() -> None:
     assert parse_scaling_policy(scaling_policy_as_json(policy)) == policy
     assert parse_scaling_policy({"mode": "shadow"}, policy).schedule == policy.schedule
     assert parse_scaling_policy({"schedule": []}, policy).schedule == ()
+    metric = {"namespace": "AWS/SQS", "metric": "Visible", "per_cell": 10, "dimensions": {"QueueName": "jobs"}}
+    [read] = parse_scaling_policy({"metrics": [metric]}).metrics
+    assert parse_scaling_policy(scaling_policy_as_json(ScalingPolicy(metrics=(read,)))).metrics == (read,)
+    assert dimensions_from_text(dimensions_to_text(read.dimensions)) == read.dimensions
+    assert read.key != CloudMetric("AWS/SQS", "Visible", 10).key
 
 
 @pytest.mark.parametrize(
@@ -48,6 +57,12 @@ def test_what_is_stated_is_read_back() -> None:
         ({"target_utilisation": 0.9}, "target_utilisation", "a number from 0.1 to 0.8"),
         ({"mode": "on"}, "mode", "shadow or act"),
         ({"slo_burn": "fast"}, "slo_burn", "a number from 1 to 1000, or null"),
+        ({"metrics": [{"namespace": "AWS/SQS", "metric": "Visible"}]}, "metrics", "a list of at most 5 metrics"),
+        ({"metrics": [{**METRIC, "per_cell": 0}]}, "metrics", "a list of at most 5 metrics"),
+        ({"metrics": [{**METRIC, "period_s": 90}]}, "metrics", "a list of at most 5 metrics"),
+        ({"metrics": [{**METRIC, "statistic": "p100"}]}, "metrics", "a list of at most 5 metrics"),
+        ({"metrics": [{**METRIC, "dimensions": {"": "a"}}]}, "metrics", "a list of at most 5 metrics"),
+        ({"metrics": [METRIC] * 6}, "metrics", "a list of at most 5 metrics"),
         ({"schedule": [{"cron": "0 8 * * *"}]}, "schedule", "a list of at most 20 windows with cron, for_s, cells"),
         ({"schedule": [{**WINDOW, "until": 3}]}, "schedule", "a list of at most 20 windows"),
         ({"schedule": [WINDOW] * 21}, "schedule", "a list of at most 20 windows"),

@@ -62,7 +62,7 @@ def test_a_move_that_runs_is_turned_round() -> None:
     ("body", "refused"),
     [
         ({**ASK, "image": "latest"}, {"image": "image"}),
-        ({**ASK, "image": "ami-" + "0" * 40}, {"image": "max_length"}),
+        ({**ASK, "image": "ami-" + "0" * 400}, {"image": "max_length"}),
         ({**ASK, "region": "mars"}, {"region": "cloud"}),
         ({**ASK, "region": "eu-west-1"}, {"region": "cloud"}),
         ({**ASK, "instance_type": "p5.48xlarge"}, {"instance_type": "pool"}),

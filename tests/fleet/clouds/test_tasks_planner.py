@@ -78,12 +78,13 @@ def test_the_reason_counts_why_container_instances_are_not_used() -> None:
         instance("c", memory_mib=99),
         instance("d", memory_mib=10),
         instance("e", memory_mib=99),
+        instance("f", memory_mib=99),
     ]
-    chosen = choose_instances(TYPE, 2, (), instances, {"c"}, memory_mib=50)
+    chosen = choose_instances(TYPE, 2, (), instances, {"c"}, memory_mib=50, alarmed={"i-f"})
     assert isinstance(chosen, NoRoom)
     assert chosen.reason == (
-        f"the cluster has 5 container instances of {TYPE} "
-        "(1 draining, 1 free, 1 in use, 1 short of memory, 1 without a connected ECS agent); 2 needed"
+        f"the cluster has 6 container instances of {TYPE} "
+        "(1 draining, 1 free, 1 in an alarm, 1 in use, 1 short of memory, 1 without a connected ECS agent); 2 needed"
     )
     assert isinstance(choose_instances("p5.48xlarge", 1, (), instances, set()), NoRoom)
 

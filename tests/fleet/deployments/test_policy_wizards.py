@@ -75,6 +75,22 @@ def test_range_mode_target_cool_down_and_schedule_are_set_once() -> None:
     assert (place.cells_min, place.cells_max) == (2, 8)
 
 
+def test_metrics_of_cloudwatch_are_set_by_the_form() -> None:
+    typed = {
+        "metrics-0-namespace": "AWS/SQS", "metrics-0-metric": "Visible", "metrics-0-per_cell": "40",
+        "metrics-0-dimensions": "QueueName=jobs, Stage=prod", "metrics-0-statistic": "Maximum",
+    }  # fmt: skip
+    for _ in range(2):
+        assert send("autoscaling", **typed).status_code == 302
+    [metric] = Deployment.objects.get().scaling_policy().metrics
+    assert (metric.per_cell, metric.statistic, metric.period_s) == (40.0, "Maximum", 60)
+    assert metric.dimensions == {"QueueName": "jobs", "Stage": "prod"}
+    shown = signed_in().get(url("autoscaling")).text
+    assert "QueueName=jobs, Stage=prod" in unescape(shown)
+    refused = send("autoscaling", **{**typed, "metrics-0-dimensions": "jobs"})
+    assert (refused.status_code, "NAME=VALUE" in refused.text) == (409, True)
+
+
 def test_the_update_policy_is_set_by_its_form() -> None:
     assert send("updates", waves_percent="20, 100", canary="on", **{"gate.error_ratio": "3"}).status_code == 302
     policy = Deployment.objects.get().policy()

@@ -29,6 +29,7 @@ def test_a_region_says_everything_about_itself() -> None:
         "plain_http": "serve",
         "cheapest_first": False,
         "grpc": False,
+        "alarms": [],
         "cloud": None,
         "nodes": {"joining": 0, "ready": 1, "suspect": 0, "faulty": 0, "lost": 1},
         "cells": {"pending": 0, "starting": 1, "ready": 0, "draining": 0, "failed": 0, "lost": 0},
@@ -68,6 +69,18 @@ def test_only_a_region_of_a_cloud_has_pools_to_choose_the_cheapest_of() -> None:
     Region.objects.update(provider="aws")
     changed = bearer().patch("/api/v1/regions/us-east-1", {"cheapest_first": True}, format="json")
     assert changed.json()["cheapest_first"] is True
+
+
+def test_only_a_region_of_a_cloud_has_alarms() -> None:
+    rows.region()
+    named = {"alarms": [{"prefix": "node-"}]}
+    assert rules(bearer().patch("/api/v1/regions/us-east-1", named, format="json")) == {"alarms": "provider"}
+    Region.objects.update(provider="ecs")
+    changed = bearer().patch("/api/v1/regions/us-east-1", named, format="json")
+    assert changed.json()["alarms"] == [{"prefix": "node-", "replaces": False}]
+    for wrong in ([{"prefix": "a"}] * 2, [{"replaces": True}], [{"prefix": ""}], "a", [{"prefix": "a"}] * 11):
+        assert bearer().patch("/api/v1/regions/us-east-1", {"alarms": wrong}, format="json").status_code == 400
+    assert Region.objects.get().alarms == [{"prefix": "node-", "replaces": False}]
 
 
 def test_a_region_with_anything_in_it_is_not_deleted() -> None:

@@ -7,6 +7,7 @@ from pytest_django import DjangoAssertNumQueries
 
 from fleet.capacity.planning.pools import Market
 from fleet.clouds.models import CapacityPool, CloudRegion, ImageMove
+from fleet.regions.models import Region
 from fleet.regions.pages import views as selector
 from fleet.regions.pages.views import region_tree
 from kernel import clock
@@ -140,3 +141,20 @@ def test_suspects_of_garbage_collection_are_counted() -> None:
     assert "suspected" not in fragment(signed_in(), PAGE, "region")
     CloudRegion.objects.update(suspects={"us-east-1/machines": {"i-1": "2027-01-01T00:00:00+00:00"}})
     assert "1 suspected" in fragment(signed_in(), PAGE, "region")
+
+
+def test_its_form_names_alarms_and_other_regions_have_none() -> None:
+    rows.region("us-east-1", provider="ecs")
+    rows.region("here")
+    client, ask = signed_in(), f"{PAGE}ask/alarms/"
+    form = client.get(ask).content.decode()
+    assert "also replace the machine" in form
+    client.post(ask, {"warn": "node-\n  efa-  \n\n", "replace": "dead-"})
+    named = [{"prefix": "node-", "replaces": False}, {"prefix": "efa-", "replaces": False}]
+    assert Region.objects.get(pk="us-east-1").alarms == [*named, {"prefix": "dead-", "replaces": True}]
+    assert "dead-" in fragment(client, PAGE, "region")
+
+    refused = client.post(ask, {"warn": "node-", "replace": "node-"}, follow=True)
+    assert "has the prefix" in refused.content.decode()
+    client.post("/regions/here/ask/alarms/", {"warn": "node-"})
+    assert Region.objects.get(pk="here").alarms == []

@@ -184,6 +184,7 @@ def _scaled_deployment(
                 ),
                 cell_price=one.cell_prices[row.region_id],
                 capacities=capacities.in_turn((name, row.region_id), fleet),
+                metrics=fleet.metrics.get((name, row.region_id), ()),
             )
             for row in one.places
         ),

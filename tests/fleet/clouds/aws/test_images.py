@@ -152,7 +152,7 @@ def test_what_the_cloud_does_not_have_is_refused_and_an_answer_is_waited_for(
     CapacityPool.objects.update(image=image, next_image="")
     stated(monkeypatch, cloud_fleet, image)
     ask("")
-    assert step(cloud_fleet).reason == f"all pools of {TRN1} in us-east-1 use {image} already"
+    assert step(cloud_fleet).reason == f"launches of {TRN1} in us-east-1 use {image} already"
     assert cloud_fleet.world.count("RunInstances") == 0
 
 
