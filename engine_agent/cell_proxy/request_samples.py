@@ -75,8 +75,8 @@ class _Open:
     slowest: tuple[list[_Slow], list[_Slow]] = field(default_factory=lambda: ([], []))
     """Heaps of whole answers and of streams; the fastest of them first."""
     linked: list[_Linked] = field(default_factory=list)
-    """A heap of the traces with the lowest hashes, negated, the highest of them first. Which traces are kept depends on
-    their ids alone, so that another cell keeps the same ones (bottom-k sampling: E. Cohen and H. Kaplan, "Summarizing
+    """A heap of the traces with the lowest hashes, negated, the highest of them first. The choice depends on the ids of
+    traces alone, so that another cell keeps the same ones (bottom-k sampling: E. Cohen and H. Kaplan, "Summarizing
     data using bottom-k sketches", 2007)."""
     errors: FairPlaces = field(default_factory=lambda: FairPlaces(SAMPLES_OF_A_KIND))
     """By tenant."""
