@@ -18,7 +18,7 @@ _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 
 
 class Overlap(StrEnum):
-    """What a run does while the batch of an earlier run is open."""
+    """The effect on a run while the batch of an earlier run is open."""
 
     WAIT = "wait"
     SKIP = "skip"

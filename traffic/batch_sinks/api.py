@@ -124,7 +124,7 @@ class BatchSinkViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[BatchS
         return self.act_on_object(request, batch_sink_change, "name", ChangeBatchSinkSerializer)
 
     def destroy(self, request: Request, name: str) -> Response:
-        """Delete a sink, and return it. What it delivered stays. Returns 409 while deliveries are pending."""
+        """Delete a sink, and return it. Delivered results stay. Returns 409 while deliveries are pending."""
         return self.remove_object(request, batch_sink_delete, "name")
 
 

@@ -121,7 +121,7 @@ DELETE = Action(
     role=Role.ADMIN,
     run=_delete,
     typed=lambda row: row.name,
-    effect=lambda row, now: "The sink and the record of its deliveries are deleted. What it delivered stays.",
+    effect=lambda row, now: "The sink and the record of its deliveries are deleted. Delivered results stay.",
 )
 RETRY = Action(
     target=Target(

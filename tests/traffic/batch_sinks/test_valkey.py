@@ -204,7 +204,7 @@ def test_a_sink_that_could_take_nothing_is_refused(server: Server, columns: dict
 
 
 def certificate(name: str) -> tuple[str, str]:
-    """A certificate of its own authority for a name and 127.0.0.1, and its key."""
+    """A certificate of a new authority for a name and 127.0.0.1, and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)

@@ -77,7 +77,7 @@ def batch_sink_change(*, name: str, actor: str, now: datetime, **stated: Any) ->
 
 @transaction.atomic
 def batch_sink_delete(*, name: str, actor: str, now: datetime) -> None:
-    """Deletes a sink with its deliveries. What it delivered stays. Raises Conflict while deliveries are pending."""
+    """Deletes a sink with its deliveries. Delivered results stay. Raises Conflict while deliveries are pending."""
     row = _locked(name)
     pending = row.deliveries.filter(state=DeliveryState.PENDING.value).count()
     if pending:
