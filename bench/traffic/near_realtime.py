@@ -3,16 +3,18 @@
 `--by rows` fills the queue in groups of 250 and of one, then starts process `jobs` and measures until all have ended.
 `--by kafka` fills a topic, and measures until every result is in the results topic. `--through wire` has a stub in
 place of the ingress, so that only the control plane counts; `sim` has an ingress, a cell proxy and a simulated engine.
-Other work on the machine changes the rates, but hardly the CPU seconds."""
+Other work on the machine changes the rates most, and CPU time per request less. So the last lines state median, least
+and greatest CPU time of each process, and the rate at which two cores would be full."""
 
 import argparse
 import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from statistics import median
 from tempfile import TemporaryDirectory
 
 import psutil
@@ -26,7 +28,8 @@ from engine_agent.engines.sim.batching import ModelParameters
 
 BASE_PORT = 23800
 BROKER = f"127.0.0.1:{BASE_PORT + 80}"
-BODY = b'{"model":"tiny","messages":[{"role":"user","content":"%d: why is the sky blue?"}],"max_tokens":4}'
+BODY = b'{"model":"tiny","messages":[{"role":"user","content":"%d: why is the sky blue?%b"}],"max_tokens":4}'
+CORES = 2
 LIMIT_S = 240.0
 GROUP = 250
 SINGLE = 200
@@ -41,6 +44,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--through", choices=("wire", "sim"), default="wire")
     parser.add_argument("--by", choices=("rows", "kafka"), default="rows")
+    parser.add_argument("--body-bytes", type=int, default=0, help="Words are added to make bodies about this long.")
     parser.add_argument("--profile", action="store_true", help="Print where process jobs spends its time.")
     options = parser.parse_args()
     with TemporaryDirectory() as scratch, ExitStack() as stack:
@@ -50,26 +54,52 @@ def main(parser: argparse.ArgumentParser) -> None:
         if options.by == "kafka":
             paths["broker"] = stack.enter_context(_broker(folder))
         serving_rows()
+        rows = []
         for turn in range(options.rounds):
             row: dict[str, object] = {"through": options.through, "by": options.by, "requests": options.requests}
             measure = _rows if options.by == "rows" else _topic
-            note("near_realtime", row | measure(folder, options.requests, paths, turn, options.profile))
+            row["body_bytes"] = options.body_bytes
+            text = b" ." * (options.body_bytes // 2)
+            figures = measure(folder, options.requests, text, paths, turn, options.profile)
+            note("near_realtime", row | figures)
+            rows.append(figures)
+        print("\n".join(summary(rows)))
 
 
-def _rows(folder: Path, count: int, paths: Processes, turn: int, profile: bool) -> dict[str, float]:
-    figures = {f"one_{name}": value for name, value in _accept(min(count, SINGLE), 1).items()}
-    figures |= {f"group_{name}": value for name, value in _accept(count, GROUP).items()}
+def summary(rows: Sequence[Mapping[str, float]]) -> list[str]:
+    """Returns a line for each figure of rounds: median, least and greatest; and the rate on two cores, if each request
+    takes the CPU time of its group's acceptance and of its end."""
+    names = [name for name in rows[0] if name.endswith(("_us", "per_s"))]
+    lines = [f"{name:<24} {_spread([row[name] for row in rows])}" for name in names]
+    whole_us = [row["sum_us"] + row.get("group_sum_us", 0.0) for row in rows]
+    rates = [CORES * 1e6 / each for each in whole_us]
+    lost = sum(row["requests_left"] for row in rows)
+    return [
+        *lines,
+        f"{'whole_us':<24} {_spread(whole_us)}",
+        f"{f'per_s on {CORES} cores':<24} {_spread(rates)}",
+        f"{'requests left':<24} {lost:g}",
+    ]
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+
+
+def _rows(folder: Path, count: int, text: bytes, paths: Processes, turn: int, profile: bool) -> dict[str, float]:
+    figures = {f"one_{name}": value for name, value in _accept(min(count, SINGLE), 1, text).items()}
+    figures |= {f"group_{name}": value for name, value in _accept(count, GROUP, text).items()}
     return figures | _finish(folder, count + min(count, SINGLE), paths, _all_ended, profile)
 
 
-def _topic(folder: Path, count: int, paths: Processes, turn: int, profile: bool) -> dict[str, float]:
+def _topic(folder: Path, count: int, text: bytes, paths: Processes, turn: int, profile: bool) -> dict[str, float]:
     from kernel import clock
     from traffic.async_requests.planning.kafka import TopicSettings
     from traffic.async_requests.services.queues import request_queue_declare
     from traffic.keys.services import key_create
 
     topic, now = f"requests-{turn}", clock.now()
-    asyncio.run(_fill(topic, count))
+    asyncio.run(_fill(topic, count, text))
     key = key_create(name=topic, tenant="bench", actor="bench", now=now).key
     stated = TopicSettings(results_topic=f"{topic}-results")
     url = f"kafka://{BROKER}/{topic}"
@@ -77,7 +107,7 @@ def _topic(folder: Path, count: int, paths: Processes, turn: int, profile: bool)
     return _finish(folder, count, paths, lambda: _published(count), profile)
 
 
-async def _fill(topic: str, count: int) -> None:
+async def _fill(topic: str, count: int, text: bytes) -> None:
     from aiokafka import AIOKafkaProducer
     from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
@@ -86,7 +116,7 @@ async def _fill(topic: str, count: int) -> None:
     await admin.create_topics([NewTopic(topic, 2, 1), NewTopic(f"{topic}-results", 1, 1)])
     await admin.close()
     async with AIOKafkaProducer(bootstrap_servers=BROKER, acks="all", linger_ms=5) as producer:
-        sent = [await producer.send(topic, BODY % number, partition=number % 2) for number in range(count)]
+        sent = [await producer.send(topic, BODY % (number, text), partition=number % 2) for number in range(count)]
         await asyncio.gather(*sent)
 
 
@@ -138,7 +168,7 @@ def serving_rows(cells: int = 0) -> None:
     models.RoutingTable.objects.create(region=region, revision=1, body=body, reason="bench", created_at=clock.now())
 
 
-def _accept(count: int, group: int) -> dict[str, float]:
+def _accept(count: int, group: int, text: bytes) -> dict[str, float]:
     from kernel import clock
     from traffic.async_requests.planner import AsyncSettings
     from traffic.async_requests.services.intake import AsyncSubmission, async_requests_accept
@@ -148,7 +178,7 @@ def _accept(count: int, group: int) -> dict[str, float]:
     began_s, before = time.monotonic(), cpu_by_name({"self": psutil.Process()})
     for first in range(0, count, group):
         submissions = [
-            AsyncSubmission("/v1/chat/completions", BODY % number, idempotency_key=f"{began_s}-{number}")
+            AsyncSubmission("/v1/chat/completions", BODY % (number, text), idempotency_key=f"{began_s}-{number}")
             for number in range(first, min(first + group, count))
         ]
         application = Application(tenant=f"t-{first // group % TENANTS}")
@@ -171,7 +201,8 @@ def _finish(folder: Path, count: int, paths: Processes, is_done: Callable[[], bo
             time.sleep(0.05)
         figures = _rates(count, began_s, before, cpu_by_name({"jobs": jobs, **paths}))
     if profile:
-        print("\n".join((folder / "jobs.log").read_text().splitlines()[:60]))
+        print("\n".join((folder / "jobs.log").read_text().partition("Ordered by")[2].splitlines()[:60]))
+    figures["requests_left"] = AsyncRequest.objects.exclude(state="done").count()
     figures["done"] = AsyncRequest.objects.filter(state="done").count()
     figures["attempts"] = sum(AsyncRequest.objects.values_list("attempts", flat=True))
     AsyncRequest.objects.all().delete()
