@@ -66,10 +66,15 @@ def begin_run(work: RequestWork) -> Iterator[None]:
         _current.reset(token)
 
 
+def is_inside_transaction() -> bool:
+    """Whether a transaction is open, other than the one that a test rolls back."""
+    return any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks)
+
+
 def refuse_inside_transaction(what: str) -> None:
     """Guards calls to other systems, such as a cloud: a transaction would hold its locks and its connection while it
-    waits. The transaction that a test rolls back does not count. Raises RuntimeError if a transaction is open."""
-    if any(not getattr(block, "_from_testcase", False) for block in connection.atomic_blocks):
+    waits. Raises RuntimeError if a transaction is open."""
+    if is_inside_transaction():
         raise RuntimeError(f"{what} inside of a transaction: make it before or after")
 
 

@@ -10,6 +10,8 @@ from fleet.autoscaling.planning.recording import AUTOSCALER
 from fleet.recorder.services import Recorder
 from kernel import clock, wake_ups
 from kernel.control_loops import ControlLoop
+from traffic.async_requests.planner import AsyncSettings
+from traffic.async_requests.services.body_groups import body_groups_trim
 from traffic.async_requests.services.queues import refused_messages_trim
 from traffic.async_requests.services.requests import async_requests_expire, async_requests_trim
 from traffic.batch_schedules.services.runs import schedules_run
@@ -145,6 +147,7 @@ def run_batch_schedules() -> None:
 def trim_async() -> None:
     async_requests_expire(now=clock.now())
     async_requests_trim(now=clock.now())
+    body_groups_trim(now=clock.now(), settings=AsyncSettings())
     refused_messages_trim(now=clock.now())
     responses_trim(now=clock.now())
     batches_trim(now=clock.now())

@@ -19,10 +19,12 @@ from traffic.async_requests.models import RefusedMessage, RequestQueue
 from traffic.async_requests.planner import AsyncSettings
 from traffic.async_requests.planning.kafka import KafkaSecurity, SaslMechanism, TopicSettings
 from traffic.async_requests.selectors import async_request_json, async_request_of
+from traffic.async_requests.services.body_groups import answer_load
 from traffic.async_requests.services.group_intake import INTAKE
 from traffic.async_requests.services.intake import AsyncSubmission
 from traffic.async_requests.services.queues import request_queue_declare, request_queue_withdraw
 from traffic.async_requests.services.requests import async_request_cancel
+from traffic.files.api import away_refused
 from traffic.tenants.api import application_view, unknown_path
 from traffic.tenants.planner import ApplicationRefused
 from traffic.tenants.selectors import Application
@@ -32,6 +34,7 @@ APPLICATIONS = "applications' requests are counted as usage, by key; they change
 
 
 @application_view("POST", audit_exempt_as=APPLICATIONS)
+@away_refused()
 def accept(request: HttpRequest, application: Application, kind: str) -> HttpResponseBase:
     """POST /v1/async/chat/completions or /v1/async/completions: 202 and the URL of the outcome."""
     now, settings = clock.now(), AsyncSettings()
@@ -44,13 +47,14 @@ def accept(request: HttpRequest, application: Application, kind: str) -> HttpRes
         idempotency_key=request.headers.get("Idempotency-Key"),
     )
     accepted, is_new = INTAKE.accept(application, submission, now=now, settings=settings)
-    shown = async_request_json(accepted, settings)
+    shown = async_request_json(answer_load(accepted), settings)
     if is_new and accepted.callback_secret:
         shown["callback_secret"] = accepted.callback_secret
     return JsonResponse(shown, status=202, headers={"Location": f"/v1/async/{accepted.id}"})
 
 
 @application_view("GET", "DELETE", audit_exempt_as=APPLICATIONS)
+@away_refused()
 def detail(request: HttpRequest, application: Application, request_id: str) -> HttpResponseBase:
     """GET: state of a request. DELETE: cancel it, unless it has ended."""
     if request.method == "DELETE":
@@ -59,7 +63,7 @@ def detail(request: HttpRequest, application: Application, request_id: str) -> H
         stored = async_request_of(application, request_id)
     if stored is None:
         raise ApplicationRefused(404, "not_found", f"there is no request {request_id[:40]!r}")
-    return JsonResponse(async_request_json(stored, AsyncSettings()))
+    return JsonResponse(async_request_json(answer_load(stored), AsyncSettings()))
 
 
 no_such_path = unknown_path(

@@ -25,18 +25,23 @@ def new_callback_secret() -> str:
 
 class AsyncRequest(models.Model):
     """One accepted request. `attempts` counts leases and fences senders that lost theirs; `failures` counts attempts
-    that an engine may have started. `body` is emptied when the request ends. `results_to`: the queue whose results
-    topic gets the outcome, at `published_at`, with the key and position in `origin`."""
+    that an engine may have started. `body` is emptied when the request ends. `body_at` and `answer_at`: where the bytes
+    are, if in the file store (`services/body_groups.py`). `results_to`: the queue whose results topic gets the outcome,
+    at `published_at`, with the key and position in `origin`.
+
+    Each request is written three times (accepted, leased, ended), and each index adds to all of them. So the foreign
+    keys have none, and all others except two cover only open or only ended requests."""
 
     id = models.CharField(max_length=40, primary_key=True, default=new_id)
     tenant = models.CharField(max_length=64, blank=True)
     key = models.CharField(max_length=16, blank=True)
-    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="async_requests")
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="async_requests", db_index=False)
     path = models.CharField(max_length=64)
     model = models.CharField(max_length=200)
     serving_class = models.CharField(max_length=16)
     max_concurrent = models.PositiveIntegerField(default=0)
     body = models.BinaryField(default=bytes)
+    body_at = models.CharField(max_length=120, blank=True)
     digest = models.CharField(max_length=64)
     idempotency_key = models.CharField(max_length=128, blank=True)
     callback_url = models.CharField(max_length=500, blank=True)
@@ -51,8 +56,11 @@ class AsyncRequest(models.Model):
     ended_at = models.DateTimeField(null=True)
     status = models.PositiveIntegerField(null=True)
     answer = models.BinaryField(null=True)
+    answer_at = models.CharField(max_length=120, blank=True)
     reason = models.TextField(blank=True)
-    results_to = models.ForeignKey("RequestQueue", on_delete=models.SET_NULL, null=True, related_name="outcomes")
+    results_to = models.ForeignKey(
+        "RequestQueue", on_delete=models.SET_NULL, null=True, related_name="outcomes", db_index=False
+    )
     origin = models.JSONField(default=dict)
     published_at = models.DateTimeField(null=True)
 
@@ -66,10 +74,9 @@ class AsyncRequest(models.Model):
                 name="async_unpublished",
                 condition=Q(ended_at__isnull=False, published_at=None, results_to__isnull=False),
             ),
-            models.Index(fields=["due_at"], name="async_due", condition=Q(ended_at=None)),
             models.Index(fields=["deadline_at"], name="async_deadline", condition=Q(ended_at=None)),
             models.Index(fields=["tenant", "created_at"], name="async_of_tenant"),
-            models.Index(fields=["ended_at"], name="async_ended"),
+            models.Index(fields=["ended_at"], name="async_ended", condition=Q(ended_at__isnull=False)),
         ]
         constraints = [
             models.UniqueConstraint(
@@ -78,7 +85,7 @@ class AsyncRequest(models.Model):
             models.CheckConstraint(condition=Q(state__in=OPEN_STATES, ended_at=None)
                                    | (~Q(state__in=OPEN_STATES) & Q(ended_at__isnull=False)),
                                    name="async_ends_once"),
-            models.CheckConstraint(condition=Q(answer=None) | Q(state__in=[AsyncState.DONE.value,
+            models.CheckConstraint(condition=Q(answer=None, answer_at="") | Q(state__in=[AsyncState.DONE.value,
                                                                            AsyncState.FAILED.value]),
                                    name="async_answer_of_outcome"),
         ]  # fmt: skip

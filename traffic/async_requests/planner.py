@@ -42,6 +42,8 @@ class AsyncSettings:
     max_body_bytes: int = 1024 * 1024
     """About 250,000 tokens of text."""
     max_answer_bytes: int = 4 * 1024 * 1024
+    inline_bytes: int = 2048
+    """Longer bodies and answers are stored outside PostgreSQL (docs/bench/near_realtime.md)."""
     max_open_per_tenant: int = 20_000
     max_sending_per_tenant: int = 128
     """Over all senders; a lower concurrency limit of the key applies."""
@@ -52,6 +54,8 @@ class AsyncSettings:
     renew_every_s: float = 3.0
     poll_s: float = 0.25
     """Poll interval for new and cancelled requests."""
+    settle_pause_s: float = 0.02
+    """Outcomes within this time are recorded in one statement."""
     quiet_after_s: float = 60.0
     quiet_poll_s: float = 1.0
     """Poll interval after `quiet_after_s` without a request."""

@@ -168,6 +168,8 @@ def test_files_and_folders_are_listed_deleted_and_swept(world: World, store: Fil
     begun.write(LONG)
     assert [name for name, _ in store.names("files")] == ["files/a"]
     assert [name for name, _ in store.names("batches")] == ["batches/b", "batches/bc"]
+    assert [*store.folders("batches")] == ["batches/b", "batches/bc"]
+    assert [*store.folders("files")] == []
     assert all(abs(at - timezone.now().timestamp()) < 86_400 for _, at in store.names("batches"))
     store.delete_folder("batches/b")
     store.delete("files/a")

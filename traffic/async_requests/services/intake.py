@@ -18,6 +18,7 @@ from kernel.outbound import RefusedUrl, check_url, parse_networks
 from traffic.async_requests.models import AsyncRequest, new_callback_secret, new_id
 from traffic.async_requests.planner import AsyncSettings, AsyncState, limit_of
 from traffic.async_requests.selectors import accepted_since, deployments_of_model, open_requests, serving_region
+from traffic.async_requests.services.body_groups import bodies_store
 from traffic.tenants.planner import QUOTA_USED_UP, ApplicationRefused, json_object
 from traffic.tenants.selectors import Application, callback_refusal
 
@@ -104,6 +105,9 @@ def async_requests_accept(
         new[number] = row
         if key:
             earlier[key] = row["id"], row["digest"]
+    bodies = [row["body"] for row in new.values()]
+    for row, reference in zip(new.values(), bodies_store(bodies, now=now, settings=settings), strict=True):
+        row["body_at"], row["body"] = reference, b"" if reference else row["body"]
     inserted = _insert([*new.values()])
     raced = [row["idempotency_key"] for row in new.values() if row["id"] not in inserted]
     winners = _earlier(application, raced)
@@ -175,13 +179,14 @@ class _Group:
 
 _TYPES = {
     "id": "text", "tenant": "text", "key": "text", "region_id": "text", "path": "text", "model": "text",
-    "serving_class": "text", "max_concurrent": "int", "body": "bytea", "digest": "text", "idempotency_key": "text",
-    "callback_url": "text", "callback_secret": "text", "state": "text", "due_at": "timestamptz",
-    "deadline_at": "timestamptz", "created_at": "timestamptz", "results_to_id": "bigint", "origin": "jsonb",
+    "serving_class": "text", "max_concurrent": "int", "body": "bytea", "body_at": "text", "digest": "text",
+    "idempotency_key": "text", "callback_url": "text", "callback_secret": "text", "state": "text",
+    "due_at": "timestamptz", "deadline_at": "timestamptz", "created_at": "timestamptz", "results_to_id": "bigint",
+    "origin": "jsonb",
 }  # fmt: skip
 _INSERT = f"""
-INSERT INTO traffic_asyncrequest ({", ".join(_TYPES)}, attempts, failures, reason)
-SELECT *, 0, 0, '' FROM unnest({", ".join(f"%s::{kind}[]" for kind in _TYPES.values())})
+INSERT INTO traffic_asyncrequest ({", ".join(_TYPES)}, attempts, failures, reason, answer_at)
+SELECT *, 0, 0, '', '' FROM unnest({", ".join(f"%s::{kind}[]" for kind in _TYPES.values())})
 ON CONFLICT (tenant, idempotency_key) WHERE NOT (idempotency_key = '') DO NOTHING RETURNING id
 """  # noqa: S608 - names and types are the constants above
 

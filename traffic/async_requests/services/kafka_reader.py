@@ -46,6 +46,7 @@ from traffic.async_requests.services.queues import (
     request_queue_record,
     request_queue_row,
 )
+from traffic.files.services.store_protocol import StoreAway
 
 POLL_MS = 1000
 """Longest wait for records; a stopping process has five seconds."""
@@ -81,7 +82,7 @@ class KafkaReader:
                 queue = await in_thread(partial(request_queue_row, self._queue_id))
                 if queue is None or await self._serve(queue, stopping):
                     return
-            except (DatabaseError, KafkaError, OSError) as error:
+            except (DatabaseError, KafkaError, OSError, StoreAway) as error:
                 failures = failures + 1 if monotonic() - began_s < FACTS_EVERY_S else 1
                 wait_s = pause_s(failures)
                 text = f"{type(error).__name__}: {error}"
@@ -90,7 +91,7 @@ class KafkaReader:
                 await pause_until(wait_s, stopping)
 
     async def _serve(self, queue: RequestQueue, stopping: asyncio.Event) -> bool:
-        """Returns whether the topic was withdrawn. Raises KafkaError, OSError or DatabaseError."""
+        """Returns whether the topic was withdrawn. Raises KafkaError, OSError, DatabaseError or StoreAway."""
         async with _clients(queue) as (consumer, producer):
             publishing = asyncio.create_task(self._publish(queue, producer, stopping))
             try:

@@ -1,4 +1,4 @@
-"""Turns records of a topic into near-real-time requests, a group per transaction, and leases outcomes for the results
+"""Turns records of a topic into near-real-time requests, a group per statement, and leases outcomes for the results
 topic. Calls no broker. A record is done once its request or the reason of its refusal is in the database; read again,
 it finds that request. Each outcome is published at least once."""
 
@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
-from django.db import connection, transaction
+from django.db import connection
 
 from traffic.async_requests.models import AsyncRequest, RequestQueue
 from traffic.async_requests.planner import AsyncSettings, InvalidMessage, is_temporary
 from traffic.async_requests.planning.kafka import Record, TopicAddress, origin_of, parse_record, sent_at
+from traffic.async_requests.services.body_groups import answer_load
 from traffic.async_requests.services.intake import AcceptedId, AsyncSubmission, async_requests_accept
 from traffic.async_requests.services.queues import request_message_refuse
 from traffic.tenants.planner import ApplicationRefused
@@ -30,11 +31,11 @@ class TakenRecords:
     refused: list[tuple[Record, str]] = field(default_factory=list)
 
 
-@transaction.atomic
 def kafka_records_accept(
     queue: RequestQueue, records: Sequence[Record], *, now: datetime, settings: AsyncSettings
 ) -> TakenRecords:
-    """Accepts the requests of records in the order of their partitions."""
+    """Accepts the requests of records in the order of their partitions. Each statement holds by itself: after a kill
+    between two, the records are read again."""
     results = _results(queue, records, now, settings)
     taken = TakenRecords()
     for record, result in zip(records, results, strict=True):
@@ -93,12 +94,13 @@ UPDATE traffic_asyncrequest SET leased_until = %(until)s WHERE id IN (
 
 
 def outcomes_claim(queue_id: int, *, now: datetime, settings: AsyncSettings) -> list[AsyncRequest]:
-    """Leases outcomes that the queue's results topic does not have, the oldest first."""
+    """Leases outcomes that the queue's results topic does not have, the oldest first. Raises StoreAway."""
     until = now + timedelta(seconds=settings.lease_s)
     with connection.cursor() as cursor:
         cursor.execute(_CLAIM, {"queue": queue_id, "now": now, "until": until, "count": PUBLISHED_AT_ONCE})
         ids = [id for (id,) in cursor.fetchall()]
-    return list(AsyncRequest.objects.filter(id__in=ids).order_by("ended_at", "id")) if ids else []
+    rows = AsyncRequest.objects.filter(id__in=ids).order_by("ended_at", "id") if ids else ()
+    return [answer_load(row) for row in rows]
 
 
 def outcomes_published(ids: Sequence[str], *, now: datetime) -> None:

@@ -24,6 +24,7 @@ from traffic.async_requests.planner import (
 from traffic.async_requests.selectors import (
     async_request_of,
 )
+from traffic.async_requests.services.body_groups import bodies_store
 from traffic.responses.models import OPEN_RESPONSE_STATES, StoredResponse
 from traffic.responses.planner import ResponseState, ended_response, state_of
 from traffic.tenants.selectors import Application, callback_refusal
@@ -91,6 +92,7 @@ def async_request_end(
             "ended_at": now,
             "leased_until": None,
             "body": b"",
+            "body_at": "",
             **columns,
         }.items():
             setattr(request, column, value)
@@ -171,7 +173,7 @@ WITH RECURSIVE tenants AS (
     RETURNING request.*, chosen.turn, chosen.due_at AS was_due_at
 )
 SELECT id, tenant, key, region_id, path, model, serving_class, body, attempts, failures, deadline_at,
-    callback_url = '' AND path <> '{responses}'
+    callback_url = '' AND path <> '{responses}', body_at
 FROM leased ORDER BY turn, was_due_at
 """.format(  # noqa: S608 - the condition and the path are constants
     waiting="""waiting.ended_at IS NULL AND waiting.deadline_at > %(now)s
@@ -186,7 +188,7 @@ its cost does not grow with the queue."""
 @dataclass(frozen=True, slots=True)
 class LeasedRequest:
     """A request that this sender has leased. `attempts` numbers the attempt and is its fence. `is_plain`: its end
-    changes no other row, so it can be recorded in a group."""
+    changes no other row, so it can be recorded in a group. `body_at`: where the body is, if not here."""
 
     id: str
     tenant: str
@@ -200,6 +202,7 @@ class LeasedRequest:
     failures: int
     deadline_at: datetime
     is_plain: bool = False
+    body_at: str = ""
 
     @property
     def target(self) -> str:
@@ -265,9 +268,10 @@ _SETTLE = """
 UPDATE traffic_asyncrequest request SET state = said.state, status = said.status, reason = said.reason,
     failures = said.failures, answer = said.answer, leased_until = NULL, due_at = coalesce(said.due_at, request.due_at),
     ended_at = CASE WHEN said.due_at IS NULL THEN %s::timestamptz END,
-    body = CASE WHEN said.due_at IS NULL THEN ''::bytea ELSE request.body END
-FROM unnest(%s::text[], %s::int[], %s::text[], %s::int[], %s::text[], %s::int[], %s::bytea[], %s::timestamptz[])
-    AS said (id, attempts, state, status, reason, failures, answer, due_at)
+    body = CASE WHEN said.due_at IS NULL THEN ''::bytea ELSE request.body END, answer_at = said.answer_at,
+    body_at = CASE WHEN said.due_at IS NULL THEN '' ELSE request.body_at END
+FROM unnest(%s::text[], %s::int[], %s::text[], %s::int[], %s::text[], %s::int[], %s::bytea[], %s::text[],
+    %s::timestamptz[]) AS said (id, attempts, state, status, reason, failures, answer, answer_at, due_at)
 WHERE request.id = said.id AND request.attempts = said.attempts AND request.state = 'sending'
 RETURNING request.id, request.attempts
 """
@@ -279,32 +283,42 @@ def async_attempts_settle(
 ) -> list[Verdict | None]:
     """Records attempts, the plain ones in one statement. Returns the meaning of each, or None if its lease was lost."""
     verdicts = [_verdict(leased, received, now, settings) for leased, received in attempts]
-    judged = list(zip(attempts, verdicts, strict=True))
-    held = _settle_plain([(*attempt, verdict) for attempt, verdict in judged if attempt[0].is_plain], now)
-    for (leased, received), verdict in judged:
-        if not leased.is_plain and _settle_alone(leased, received, verdict, now):
+    noted = [
+        (leased, verdict, _noted(leased, received, verdict))
+        for (leased, received), verdict in zip(attempts, verdicts, strict=True)
+    ]
+    _store_answers([columns for leased, _, columns in noted if leased.path != RESPONSES_PATH], now, settings)
+    held = _settle_plain([each for each in noted if each[0].is_plain], now)
+    for leased, verdict, columns in noted:
+        if not leased.is_plain and _settle_alone(leased, verdict, columns, now):
             held.add((leased.id, leased.attempts))
-    return [verdict if (leased.id, leased.attempts) in held else None for (leased, _), verdict in judged]
+    return [verdict if (leased.id, leased.attempts) in held else None for leased, verdict, _ in noted]
+
+
+def _store_answers(noted: Sequence[dict[str, Any]], now: datetime, settings: AsyncSettings) -> None:
+    """Moves long answers to the file store. A stored response takes over its answer instead."""
+    answers = [columns["answer"] or b"" for columns in noted]
+    for columns, reference in zip(noted, bodies_store(answers, now=now, settings=settings), strict=True):
+        columns["answer_at"], columns["answer"] = reference, None if reference else columns["answer"]
 
 
 def _settle_plain(
-    said: Sequence[tuple[LeasedRequest, AttemptResponse, Verdict]], now: datetime
+    noted: Sequence[tuple[LeasedRequest, Verdict, dict[str, Any]]], now: datetime
 ) -> set[tuple[str, int]]:
-    if not said:
+    if not noted:
         return set()
     rows = [
-        (leased.id, leased.attempts, verdict.state.value, *_noted(leased, received, verdict).values(), verdict.due_at)
-        for leased, received, verdict in sorted(said, key=lambda each: each[0].id)
+        (leased.id, leased.attempts, verdict.state.value, *columns.values(), verdict.due_at)
+        for leased, verdict, columns in sorted(noted, key=lambda each: each[0].id)
     ]
     with connection.cursor() as cursor:
         cursor.execute(_SETTLE, [now, *([*column] for column in zip(*rows, strict=True))])
         return set(cursor.fetchall())
 
 
-def _settle_alone(leased: LeasedRequest, received: AttemptResponse, verdict: Verdict, now: datetime) -> bool:
-    noted = _noted(leased, received, verdict)
+def _settle_alone(leased: LeasedRequest, verdict: Verdict, noted: dict[str, Any], now: datetime) -> bool:
     if verdict.state is AsyncState.QUEUED:
-        noted |= {"state": verdict.state.value, "leased_until": None, "due_at": verdict.due_at}
+        noted = noted | {"state": verdict.state.value, "leased_until": None, "due_at": verdict.due_at}
         return _leased_rows(leased).update(**noted) > 0
     return async_request_end(_leased_rows(leased), state=verdict.state, now=now, **noted) is not None
 
@@ -315,6 +329,7 @@ def _noted(leased: LeasedRequest, received: AttemptResponse, verdict: Verdict) -
         "reason": verdict.reason.replace("\0", "\ufffd"),
         "failures": leased.failures + verdict.counts,
         "answer": received.body if verdict.state in {AsyncState.DONE, AsyncState.FAILED} else None,
+        "answer_at": "",
     }
 
 

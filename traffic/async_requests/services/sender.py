@@ -13,6 +13,7 @@ from kernel.lease_loop import LeaseLoop, in_thread
 from kernel.metrics import ASYNC_ATTEMPTS
 from traffic.async_requests.planner import AsyncSettings, AsyncState, AttemptResponse, Verdict, Window
 from traffic.async_requests.selectors import ingress_addresses_by_region
+from traffic.async_requests.services.body_groups import BodyLost, body_read
 from traffic.async_requests.services.requests import (
     LeasedRequest,
     async_attempts_settle,
@@ -22,6 +23,7 @@ from traffic.async_requests.services.requests import (
     async_requests_expire,
     async_requests_open,
 )
+from traffic.files.services.store_protocol import StoreAway
 from traffic.routing.planning.tables import IngressAddress
 from traffic.routing.services.ingress_client import AcceptedRequest, accepted_request_send
 
@@ -33,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class AsyncSender(LeaseLoop[LeasedRequest]):
-    """Outcomes that arrive while others are being recorded are recorded together."""
+    """Outcomes that arrive within `settle_pause_s`, or while others are being recorded, are recorded together."""
 
     name = "traffic.async_requests"
 
@@ -95,9 +97,11 @@ class AsyncSender(LeaseLoop[LeasedRequest]):
 
     async def _settle_all(self) -> None:
         try:
+            await asyncio.sleep(self._settings.settle_pause_s)
             while waiting := [each for each in self._unsettled if not each[2].cancelled()]:
                 self._unsettled.clear()
                 await self._settle_group(waiting)
+                await asyncio.sleep(self._settings.settle_pause_s)
         finally:
             self._settling = None
 
@@ -116,11 +120,15 @@ class AsyncSender(LeaseLoop[LeasedRequest]):
                 settled.set_result(verdict)
 
     async def _send_attempt(self, leased: LeasedRequest) -> AttemptResponse:
+        try:
+            body = await asyncio.to_thread(body_read, b"", leased.body_at) if leased.body_at else leased.body
+        except (StoreAway, BodyLost) as error:
+            return AttemptResponse(None, sent=False, reason=f"its body cannot be read: {error}")
         work = AcceptedRequest(
             id=f"{leased.id}-{leased.attempts}",
             region=leased.region,
             path=leased.path,
-            body=leased.body,
+            body=body,
             serving_class=leased.serving_class,
             key=leased.key,
             left_s=(leased.deadline_at - self._now()).total_seconds(),

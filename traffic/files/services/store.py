@@ -89,6 +89,10 @@ class FolderStore:
                 with suppress(FileNotFoundError):
                     yield f"{folder}/{entry.name}", entry.stat().st_mtime
 
+    def folders(self, folder: str) -> Iterator[str]:
+        with _as_away(), suppress(FileNotFoundError), os.scandir(self._file_path(folder)) as entries:
+            yield from [f"{folder}/{entry.name}" for entry in entries if entry.is_dir()]
+
     def delete_unfinished(self, before: float) -> int:
         left = [name for name, written_at in self.names(_UNFINISHED) if written_at < before]
         for name in left:
@@ -233,6 +237,12 @@ class BucketStore:
             for below in page.get("CommonPrefixes", ()):
                 name = below["Prefix"].removeprefix(start).rstrip("/")
                 yield f"{folder}/{name}", max((at for _, at in self._names_below(f"{folder}/{name}/")), default=0.0)
+
+    def folders(self, folder: str) -> Iterator[str]:
+        start = self._object_key(f"{folder}/")
+        for page in self._list_pages(Prefix=start, Delimiter="/"):
+            for below in page.get("CommonPrefixes", ()):
+                yield f"{folder}/{below['Prefix'].removeprefix(start).rstrip('/')}"
 
     def delete_unfinished(self, before: float) -> int:
         """Deletes unfinished uploads below the prefix; those after the last page are left for the next call."""

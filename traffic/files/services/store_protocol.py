@@ -74,6 +74,9 @@ class FileStore(Protocol):
     def names(self, folder: str) -> Iterator[tuple[str, float]]:
         """Yields files and folders in a folder: name and time of the last write in Unix seconds."""
 
+    def folders(self, folder: str) -> Iterator[str]:
+        """Yields the names of folders in a folder. Unlike `names`, it lists nothing below them."""
+
     def delete_unfinished(self, before: float) -> int:
         """Deletes files that were started before this time and never committed. Returns their number."""
 
