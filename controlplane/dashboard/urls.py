@@ -73,6 +73,7 @@ from models_registry.instance_types.pages import (
 )
 from models_registry.versions.pages.drafts import DRAFT_WIZARD, VERSION_WIZARD
 from models_registry.versions.pages.views import MODEL, MODELS, VERSION, VERSION_DIFF, version_action
+from traffic.async_requests.pages import QUEUES
 from traffic.batch_schedules.pages import (
     SCHEDULE,
     SCHEDULE_CHANGE_WIZARD,
@@ -203,6 +204,7 @@ urlpatterns = [
     path("batches/sinks/<slug:key>/change/", _wizard(SINK_CHANGE_WIZARD), name="batch-sink-change"),
     path("batches/sinks/<slug:key>/delete/", sink_delete, name="batch-sink-delete"),
     path("batches/deliveries/<int:key>/continue/", delivery_retry, name="batch-delivery-retry"),
+    path("batches/queues/", _view(QUEUES), name="queues"),
     path("batches/<str:key>/", _view(BATCH), name="batch-page"),
     path("batches/<str:key>/<str:name>.jsonl", batch_download, name="batch-download"),
     path("batches/<str:key>/ask/<str:action>/", batch_action, name="batch-action"),

@@ -1,8 +1,11 @@
 """Reads near-real-time requests and the regions and ingresses that serve them. It never writes."""
 
 import json
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
+
+from django.db.models import Count, Min, Q
 
 from traffic.async_requests.models import AsyncRequest
 from traffic.async_requests.planner import AsyncSettings, AsyncState
@@ -26,6 +29,45 @@ def accepted_since(application: Application, now: datetime, seconds: float) -> i
 
 def open_requests(tenant: str) -> int:
     return AsyncRequest.objects.filter(tenant=tenant, ended_at=None).count()
+
+
+RATE_OVER_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelQueue:
+    """Requests for one model in one region. `oldest_at`: when the oldest open one was accepted. Rate and `failed`
+    (failed or expired) are those of the last minute."""
+
+    region: str
+    model: str
+    waiting: int
+    sending: int
+    oldest_at: datetime | None
+    ended_per_s: float
+    failed: int
+
+
+def model_queues(now: datetime) -> list[ModelQueue]:
+    """Returns the queues with open or recently ended requests, the longest first, in one query."""
+    is_open = Q(ended_at=None)
+    recent = AsyncRequest.objects.filter(is_open | Q(ended_at__gt=now - timedelta(seconds=RATE_OVER_S)))
+    groups = (
+        recent.order_by()
+        .values_list("region_id", "model")
+        .annotate(
+            waiting=Count("id", filter=Q(state=AsyncState.QUEUED.value)),
+            sending=Count("id", filter=Q(state=AsyncState.SENDING.value)),
+            oldest=Min("created_at", filter=is_open),
+            ended=Count("id", filter=~is_open),
+            failed=Count("id", filter=Q(state__in=[AsyncState.FAILED.value, AsyncState.EXPIRED.value])),
+        )
+    )
+    queues = [
+        ModelQueue(region, model, waiting, sending, oldest, ended / RATE_OVER_S, failed)
+        for region, model, waiting, sending, oldest, ended, failed in groups
+    ]
+    return sorted(queues, key=lambda each: (-each.waiting, each.region, each.model))
 
 
 def serving_region(named: str) -> str | None:

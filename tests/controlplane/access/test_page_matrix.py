@@ -14,6 +14,7 @@ ANYBODY = {"login", "login-second", "logout", "oidc-begin", "oidc-back", "tenant
 KNOWS_THE_OLD_ONE = {"password-change"}
 """Every logged-in user; refused without the old password (tests of the settings)."""
 VIEWER = {
+    "queues",
     "approval-reject",
     "approvals",
     "batch-page",

@@ -7,6 +7,7 @@ LISTS: dict[str, str] = {
     "batches-page": "/batches/",
     "batch-schedules": "/batches/schedules/",
     "batch-sinks": "/batches/sinks/",
+    "queues": "/batches/queues/",
     "cells": "/cells/",
     "deployments": "/deployments/",
     "engine-build-uploads": "/build-uploads/",
