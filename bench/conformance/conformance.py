@@ -76,7 +76,7 @@ def grpc_address(base_url: str) -> str:
 
 @contextmanager
 def serving_grpc(fleet: Fleet, base_urls: Sequence[str]) -> Iterator[None]:
-    """The regions of these ingresses serve gRPC when the block starts, and as before when it ends."""
+    """Within the block, the regions of these ingresses serve gRPC."""
     used = {url.removesuffix("/v1") for url in base_urls}
     before = {row["name"]: row["grpc"] for row in fleet.rows("regions") if row["ingress_url"] in used}
     try:

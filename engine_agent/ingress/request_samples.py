@@ -32,9 +32,8 @@ from engine_agent.protocol.request_messages import (
 CLOSED_KEPT = 2
 """Closed windows that wait for the next report, which follows within seconds."""
 _FIXED = frozenset(row.path for row in API_PATHS if not VARIABLE_PART.search(row.path))
-_VARIABLE = tuple(
-    (re.compile(VARIABLE_PART.sub("[^/]+", row.path)), row.path) for row in API_PATHS if row.path not in _FIXED
-)
+_NAMED = tuple(row.path for row in API_PATHS if row.path not in _FIXED)
+_VARIABLE = tuple((re.compile(VARIABLE_PART.sub("[^/]+", path)), path) for path in _NAMED)
 
 
 class FailedLine(LogLine, frozen=True, rename={"serving_class": "class", "at": "time"}):
