@@ -34,7 +34,7 @@ class TakenRecords:
 def kafka_records_accept(
     queue: RequestQueue, records: Sequence[Record], *, now: datetime, settings: AsyncSettings
 ) -> TakenRecords:
-    """Accepts the requests of records in the order of their partitions. Each statement holds by itself: after a kill
+    """Accepts the requests of records in the order of their partitions. Each statement is complete: after a kill
     between two, the records are read again."""
     results = _results(queue, records, now, settings)
     taken = TakenRecords()
