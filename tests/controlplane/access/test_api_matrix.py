@@ -32,6 +32,7 @@ READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
     "GET model-versions/{id}/memory", "GET replay/rounds/{id}", "GET replay/incidents/{id}",
     "GET why/cell/{id}", "GET why/node/{id}", "GET why/deployment/{id}", "GET why/rollout/{id}", "GET why/share/{id}",
     "GET cells/{id}/load", "GET deployments/{id}/load", "GET regions/{id}/load", "GET nodes/{id}/use",
+    "GET deployments/{id}/chain",
     "GET requests/comparison",
 }  # fmt: skip
 ASKED_BY_POST = {  # and nothing is changed

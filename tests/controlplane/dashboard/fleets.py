@@ -32,6 +32,7 @@ from models_registry.versions.models import Model, ModelVersion, Validation
 from tests.engine_agent.engines.builds.packed import FACTS as BUILD_FACTS
 from tests.fleet import rows
 from tests.fleet.rows import NOW
+from traffic.async_requests.models import AsyncRequest, RequestQueue
 from traffic.batch_schedules.models import BatchSchedule
 from traffic.batch_sinks.models import BatchSink
 from traffic.batches.models import Batch, BatchRange, BatchTimeline
@@ -321,6 +322,15 @@ def _key(number: int) -> None:
         expires_at=NOW,
     )
     BatchRange.objects.create(batch=batch, number=0, start=0, end=1, lines=400, completed=100, failed=3)
+    queue = RequestQueue.objects.create(
+        url=f"kafka://broker.example:9092/requests-{number}", kind="kafka", name=f"requests-{number}",
+        key=ApplicationKey.objects.get(prefix=prefix), actor="ada", created_at=NOW, state="reading", read_at=NOW,
+        waiting=3,
+    )  # fmt: skip
+    AsyncRequest.objects.create(
+        tenant=tenant, key=prefix, region=batch.region, path="/v1/chat/completions", model=f"model-{number}",
+        serving_class="near_realtime", digest="5e" * 32, due_at=NOW, deadline_at=NOW, created_at=NOW, results_to=queue,
+    )  # fmt: skip
     schedule = BatchSchedule.objects.create(
         name=f"schedule-{number}",
         key=ApplicationKey.objects.get(prefix=prefix),

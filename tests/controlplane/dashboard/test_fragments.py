@@ -58,7 +58,7 @@ def test_a_deferred_fragment_is_empty_until_it_is_fetched() -> None:
     text = client.get(f"{url}?range=24h").text
     assert place in text
     assert 'href="?range=24h&amp;parts=all#cell-load"' in text
-    assert "data-figure" not in text
+    assert '<figure class="chart"' not in text
     assert 'data-topics="history"' in fragment(client, url, "cell-load")
 
 
@@ -66,7 +66,7 @@ def test_a_browser_without_scripts_gets_all_parts() -> None:
     url = f"/cells/{one_more_of_everything(0).pk}/"
     text = signed_in().get(whole(url)).text
     assert "data-later" not in text
-    assert "data-figure" in text
+    assert '<figure class="chart" aria-labelledby="rate-title">' in text
 
 
 @pytest.mark.parametrize("parts", ["", "none", "all,all"])

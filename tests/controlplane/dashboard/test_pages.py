@@ -25,6 +25,7 @@ WAYS = (
     "Show closed ones",
     "Samples arrive every half minute",
     "switchyard batch submit",
+    "<code>/v1/async/chat/completions</code>",
     "<code>switchyard apply</code>",
     "switchyard model import",
     "switchyard engine add",

@@ -105,6 +105,8 @@ TRUSTED = {
     "traffic/async_requests/services/queues.py": "sealed by ourselves",
     "traffic/responses/api.py": "an answer of our own ingress",
     "traffic/async_requests/planner.py": "an answer of our own cells",
+    "traffic/batch_sinks/planner.py": "lines of result files, which we wrote",
+    "traffic/batch_sinks/services/sinks.py": "sealed by ourselves",
     "traffic/batches/planning/lines.py": "validated lines, responses of our own cells, own files",
     "traffic/responses/planner.py": "an answer of our own ingress",
     "traffic/responses/selectors.py": "stored by ourselves",

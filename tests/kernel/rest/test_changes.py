@@ -31,8 +31,9 @@ def another_session() -> Iterator[Any]:
 
 def write(session: Any, name: str) -> None:
     session.execute(
-        "INSERT INTO fleet_region (name, provider, position, ingress_url, spares, plain_http, cheapest_first, grpc)"
-        " VALUES (%s, 'local', 0, '', '{}', 'serve', false, false)",
+        "INSERT INTO fleet_region"
+        " (name, provider, position, ingress_url, spares, plain_http, cheapest_first, grpc, alarms)"
+        " VALUES (%s, 'local', 0, '', '{}', 'serve', false, false, '[]')",
         [name],
     )
 
