@@ -44,7 +44,7 @@ _left_running = pytest.StashKey[list[str]]()
 
 
 # A busy machine misses deadlines without a fault. Only `make test-all` draws new examples, and many.
-hypothesis.settings.register_profile("default run", deadline=None, max_examples=20, derandomize=True, database=None)
+hypothesis.settings.register_profile("default run", deadline=None, max_examples=12, derandomize=True, database=None)
 hypothesis.settings.register_profile("long run", deadline=None, max_examples=100)
 
 
