@@ -29,7 +29,7 @@ from tests.engine_agent.engines.vllm.running_cell import CACHE
 
 pytestmark = pytest.mark.vllm
 
-VERSIONS, VERSIONS_IN_LONG_RUN = 25, 2000
+VERSIONS, VERSIONS_IN_LONG_RUN = 50, 2000
 PARSE_LIMIT_S = 1200.0
 EIGHT_CPUS = InstanceShape("eight.cpu", "cpu", cores=8, memory_gib=64)
 MACHINES: Mapping[str, InstanceShape] = {**INSTANCE_TYPES, EIGHT_CPUS.name: EIGHT_CPUS}
