@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from django.db import IntegrityError, connection, transaction
+from django.db import IntegrityError, transaction
 
 from accounts.models import Approval
 from accounts.services.approval import ApprovalRequest, FleetAction, approval_request, requires_approval
@@ -24,8 +24,8 @@ from fleet.autoscaling.planning.policy import (
     scaling_policy_as_json,
 )
 from fleet.capacity.planning.pools import InvalidMarkets, parse_markets, stored
-from fleet.chains.planner import InvalidChain, chain_cycle, parse_chain
-from fleet.chains.selectors import chains_of_planner, planners_stated
+from fleet.chains.selectors import chains_of_planner
+from fleet.chains.services import chain_check, chains_check
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.planner import (
     InvalidObjective,
@@ -56,8 +56,6 @@ from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from models_registry.versions.services.drafts import version_lock
 
-_CHAINS_LOCK = 0x53595F434841
-"""Taken by every change of a chain ("SY_CHA"), because each is compared with all others."""
 EVACUATE_RULE = "evacuate-region"
 """Approval rule for everything that empties a region: its evacuation, fixed shares, and scaling it down."""
 
@@ -95,7 +93,7 @@ def deployment_create(
         with transaction.atomic():
             version_lock(version_id=version.pk, allow_unreleased=allow_unreleased)
             check_names_free(name, version, field="name")
-            _check_chain(name, columns.get("chain", {}), _minimum_by_region(cells))
+            chain_check(name, columns.get("chain", {}), _minimum_by_region(cells))
             deployment = Deployment.objects.create(
                 name=name, model_version=version, instance_types=list(instance_types), created_at=now, **columns
             )
@@ -141,7 +139,7 @@ def deployments_change(*, changes: Mapping[str, Mapping[str, Any]], actor: str, 
     if fields:
         Deployment.objects.bulk_update(rows.values(), sorted(fields))
     if "chain" in fields:  # two of these changes may close a cycle
-        _check_no_cycle({name: row.chain["planner"] for name, row in rows.items() if row.chain})
+        chains_check({name: row.chain["planner"] for name, row in rows.items() if row.chain})
     _record(events)
     return rows
 
@@ -166,7 +164,7 @@ def _valid_columns(deployment: Deployment, columns: dict[str, Any]) -> dict[str,
         columns["slo"] = {**deployment.slo, **columns["slo"]}
         _check_objective(columns["slo"], columns.get("serving_class", deployment.serving_class))
     if "chain" in columns:
-        _check_chain(deployment.name, columns["chain"], _cells_of([deployment.name])[deployment.name])
+        chain_check(deployment.name, columns["chain"], _cells_of([deployment.name])[deployment.name])
     if "markets" in columns:
         columns["markets"] = _stored_markets(columns["markets"])
         _check_regions_have_markets(columns["markets"], _cells_of([deployment.name])[deployment.name])
@@ -229,47 +227,6 @@ def _check_objective(stated: Mapping[str, Any], serving_class: str) -> None:
         parse_objective(stated, ServingClass(serving_class))
     except InvalidObjective as wrong:
         raise InvalidInput(field=f"slo.{wrong.field}", rule="objective", message=str(wrong)) from None
-
-
-def _check_chain(name: str, stated: Mapping[str, Any], cells: Mapping[str, int]) -> None:
-    """`cells`: those of the deployment by region. Until the transaction ends, no other process changes a chain, so two
-    changes cannot close a cycle."""
-    try:
-        chain = parse_chain(stated)
-    except InvalidChain as wrong:
-        raise InvalidInput(field=f"chain.{wrong.field}", rule="chain", message=str(wrong)) from None
-    if chain is None:
-        return
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_CHAINS_LOCK])
-    message = ""
-    if chain.planner == name:
-        message = f"{name} cannot plan its own requests: name another deployment"
-    elif not Deployment.objects.filter(name=chain.planner).exists():
-        message = f"there is no deployment {chain.planner[:96]!r} that could plan requests"
-    elif away := sorted({region for region, count in cells.items() if count} - _regions_of(chain.planner)):
-        message = (
-            f"{chain.planner} has no cells in {', '.join(away)}, where {name} has some, so each request would cross "
-            f"regions: scale it there first"
-        )
-    if message:
-        raise InvalidInput(field="chain.planner", rule="planner", message=message)
-    _check_no_cycle({name: chain.planner})
-
-
-def _check_no_cycle(planners: Mapping[str, str]) -> None:
-    """`planners`: those that change, which may be stored already."""
-    stated = planners_stated() | dict(planners)
-    for name, planner in planners.items():
-        if cycle := chain_cycle(name, planner, stated):
-            message = f"deployments would plan each other's requests: {' → '.join(cycle)}"
-            raise InvalidInput(field="chain.planner", rule="planner", message=message)
-
-
-def _regions_of(deployment: str) -> set[str]:
-    """Regions where it has target cells, or a range of them."""
-    rows = DeploymentRegion.objects.filter(deployment=deployment).exclude(cells=0, cells_max__isnull=True)
-    return set(rows.values_list("region_id", flat=True))
 
 
 def _stored_markets(stated: Sequence[str]) -> list[str]:
