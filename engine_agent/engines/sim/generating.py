@@ -13,6 +13,7 @@ import msgspec
 from engine_agent.engines.openai_http import Endpoint, Receive, Send, Usage, respond, send_body, start_response
 from engine_agent.engines.sim.api.common import AnswerWriter
 from engine_agent.engines.sim.batching import NO_HANDOVER, Handover
+from engine_agent.engines.sim.continuing import MarkedWriter, Marking
 from engine_agent.engines.sim.engine import Aborted, Engine, Events, Generation, PromptCount
 from engine_agent.engines.sim.kv_transfer import TakeOverFailed, take_over
 from engine_agent.engines.sim.planning.answer_plan import Answer
@@ -32,8 +33,9 @@ class Run:
     """The generations of one request in the engine: one for each answer, in order. `adapter`: cached keys and values of
     other adapters are not used."""
 
-    def __init__(self, engine: Engine, adapter: str = "") -> None:
+    def __init__(self, engine: Engine, adapter: str = "", marking: Marking | None = None) -> None:
         self._engine = engine
+        self.marking = marking
         self._adapter = adapter
         self.events = Events()
         self.generations: list[Generation] = []
@@ -58,9 +60,15 @@ class Run:
             blocks = self._blocks(prompt, answer)
             reason = "length" if answer.finish_reason == "length" else "stop"
             self._submit(
-                *(prompt.tokens, len(answer.tokens), reason, request.priority, blocks, counts[place]),
+                *(prompt.tokens + self._replayed, len(answer.tokens) - self._replayed, reason),
+                *(request.priority, blocks, counts[place]),
                 handover=Handover(taken_over, request.is_handed_over),
             )
+
+    @property
+    def _replayed(self) -> int:
+        """Tokens of the answer that belong to the prompt here: another engine generated them."""
+        return self.marking.replayed if self.marking is not None else 0
 
     def read(self, lengths: Sequence[int], priority: int) -> None:
         """Queues a sequence for each text that is only read, by its length in tokens. Raises NotServing, TooLong if no
@@ -133,7 +141,7 @@ class Run:
         """Returns the usage of the request: each prompt once, and all tokens so far."""
         return Usage(
             sum(prompt.tokens for prompt in request.prompts),
-            sum(generation.generated for generation in self.generations),
+            sum(generation.generated for generation in self.generations) + self._replayed,
             sum(generation.cached_tokens for generation in self.generations if generation.counts_prompt),
         )
 
@@ -157,6 +165,8 @@ async def write_handed_over(
 
 async def write_stream(send: Send, run: Run, request: GenerationRequest, writer: AnswerWriter) -> None:
     """Sends each token when it is computed. Raises GaveUp."""
+    if run.marking is not None:
+        writer = MarkedWriter(writer, run.marking)
     places = {generation.sequence.id: index for index, generation in enumerate(run.generations)}
     left = len(places)
     started = False

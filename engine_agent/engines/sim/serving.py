@@ -48,6 +48,7 @@ from engine_agent.engines.sim.api.messages import (
 from engine_agent.engines.sim.api.pooling import PoolingRequest, parse_input, parse_rerank
 from engine_agent.engines.sim.api.responses import ResponsesWriter, parse_responses
 from engine_agent.engines.sim.batching import TooLong
+from engine_agent.engines.sim.continuing import ContinuationRefused, answer_key, marking_of
 from engine_agent.engines.sim.engine import Engine, NotServing, render
 from engine_agent.engines.sim.faults import Faults
 from engine_agent.engines.sim.generating import GaveUp, Run, write_handed_over, write_stream, write_whole
@@ -152,6 +153,8 @@ class ApiServer:
             await self._route(scope)(scope, receive, send)
         except ClientLeft:
             return
+        except ContinuationRefused as error:
+            await respond(send, 409, error.body())
         except BadRequest as error:
             await fail(error.status, str(error), error.param, error.code)
         except BodyTooLarge as error:
@@ -185,10 +188,12 @@ class ApiServer:
         page = render(self._engine.meters, self._engine.gauges(), self._model)
         await respond(send, 200, page.encode(), METRICS_TYPE)
 
-    async def _generate(self, start: Start, _scope: Scope, receive: Receive, send: Send) -> None:
-        request, answers, writer = start(await read_body(receive), uuid.uuid4().hex, self._plan)
+    async def _generate(self, start: Start, scope: Scope, receive: Receive, send: Send) -> None:
+        body = await read_body(receive)
+        request, answers, writer = start(body, answer_key(scope), self._plan)
         request = self._in_its_part(request)
-        run = Run(self._engine, request.model if request.model in self._adapters else "")
+        marking = marking_of(scope, body, request, answers)
+        run = Run(self._engine, request.model if request.model in self._adapters else "", marking)
         if request.source is None:
             run.answer(request, answers)
         async with run.watching(receive):

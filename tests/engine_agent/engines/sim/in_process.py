@@ -42,10 +42,16 @@ class Application:
         """Of the last answer."""
 
     async def send(
-        self, path: str, body: bytes, method: str = "POST", exchange: bytes = b"", leaves_after: int | None = None
+        self,
+        path: str,
+        body: bytes,
+        method: str = "POST",
+        exchange: bytes = b"",
+        leaves_after: int | None = None,
+        sent: tuple[tuple[bytes, bytes], ...] = (),
     ) -> tuple[int, bytes]:
         """One request; its client waits for the whole answer, or `leaves_after` so many pieces of it. `exchange` is the
-        name under which the engine notes what it computes."""
+        name under which the engine notes what it computes, `sent` are further headers."""
         unread = [{"type": "http.request", "body": body}]
         status, pieces, left = 0, [], asyncio.Event()
 
@@ -64,7 +70,7 @@ class Application:
                 left.set()
 
         bare, _, query = path.partition("?")
-        headers = [(EXCHANGE_HEADER, exchange)] if exchange else []
+        headers = [*sent, (EXCHANGE_HEADER, exchange)] if exchange else [*sent]
         scope = {"type": "http", "method": method, "path": bare, "query_string": query.encode(), "headers": headers}
         await self._server(scope, receive, send)
         return status, b"".join(pieces)

@@ -1,0 +1,86 @@
+"""How a stream continues at another cell: the header by which a relay requests marks, the marks in the stream, and the
+member that repeats a request with the tokens that its client has.
+
+A mark is a comment line of server-sent events before the event that it belongs to. `: prompt N D` names the prompt: its
+length in tokens and a digest of their ids. `: tokens 1,2` lists the ids that the engine processed since the last mark.
+`: broken CODE` says that the stream ends here because its cell failed; the events that follow are for clients whose
+stream cannot continue. `: leaving` says that the cell drains, and that the stream may continue elsewhere."""
+
+import hashlib
+from array import array
+from collections.abc import Iterable, Sequence
+from sys import byteorder
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta, Struct
+
+CONTINUATION_HEADER: Final = b"x-switchyard-continuation"
+"""`on`: the stream has marks. Only a relay may send it."""
+REPLAYED_HEADER: Final = b"x-switchyard-replayed"
+"""On a repeated request: how many tokens its client has. Another cell has counted them, and the prompt."""
+AVOIDED_HEADER: Final = b"x-switchyard-avoided"
+"""On a repeated request: servers that it may not go to, separated by commas."""
+VERSION_HEADER: Final = b"x-switchyard-version"
+"""On an answer, for the relay: the version of the cell. On a repeated request: the version that may continue it."""
+SERVER_HEADER: Final = b"x-switchyard-from"
+"""On an answer, for the relay: the server that sent it."""
+CONTINUATION_MEMBER: Final = "switchyard_continuation"
+REFUSED_TYPE: Final = "continuation_refused"
+"""The type of the error with which an engine refuses to continue, with status 409."""
+PROMPT_MARK: Final = b": prompt "
+TOKENS_MARK: Final = b": tokens "
+BROKEN_MARK: Final = b": broken "
+LEAVING_MARK: Final = b": leaving\n"
+MOST_TOKENS: Final = 262_144
+"""Of one replay."""
+DIGEST_DIGITS: Final = 16
+
+TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
+
+
+class Continuation(Struct, frozen=True, forbid_unknown_fields=True):
+    """The tokens of a stream that its client has. `prompt` is `N:D` of the first run's prompt mark, `groups` are the
+    ids of its other marks."""
+
+    prompt: str
+    groups: tuple[tuple[TokenId, ...], ...]
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.groups))
+
+
+class _Holder(Struct):
+    switchyard_continuation: Continuation | None = None
+
+
+_decoder = msgspec.json.Decoder(_Holder)
+
+
+def continuation_of(body: bytes) -> Continuation | None:
+    """Returns the continuation in a request body, None without one. Raises ValueError if it is malformed."""
+    continuation = _decoder.decode(body).switchyard_continuation
+    if continuation is not None and continuation.tokens > MOST_TOKENS:
+        raise ValueError(f"a continuation has at most {MOST_TOKENS} tokens, not {continuation.tokens}")
+    return continuation
+
+
+def prompt_name(ids: Sequence[int]) -> str:
+    """Returns `N:D` of a prompt."""
+    packed = array("I", ids)
+    if byteorder == "big":
+        packed.byteswap()
+    return f"{len(packed)}:{hashlib.sha256(packed.tobytes()).hexdigest()[:DIGEST_DIGITS]}"
+
+
+def prompt_mark(name: str) -> bytes:
+    return b"%b%b\n" % (PROMPT_MARK, name.replace(":", " ").encode())
+
+
+def tokens_mark(ids: Iterable[int]) -> bytes:
+    return b"%b%b\n" % (TOKENS_MARK, ",".join(map(str, ids)).encode())
+
+
+def broken_mark(code: str) -> bytes:
+    return b"%b%b\n" % (BROKEN_MARK, code.encode())
