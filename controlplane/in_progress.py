@@ -1,19 +1,20 @@
 """Operations that are under way, one row each or one for similar ones in a place, and things that wait for a person.
-Reads only, in a constant number of queries."""
+Reads only, in a constant number of queries. A source is the rows of a kind and what makes operations of them."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from itertools import chain
 from typing import Any
 
-from django.db.models import Count, F, Max, Min, OuterRef, Q, Subquery
+from django.db.models import Count, Exists, F, Max, Min, OuterRef, Q, QuerySet, Subquery
 from django.urls import reverse
 from django.utils.http import urlencode
 
 from accounts.models import Approval, ApprovalState
 from fleet.agents.models import ApplicationCertificate
-from fleet.autoscaling.selectors import scaling_switch
+from fleet.autoscaling.models import ScalingSwitch
 from fleet.cells.models import Cell, Disruption
 from fleet.clouds.models import ImageMove
 from fleet.faults.models import Incident
@@ -34,6 +35,7 @@ from fleet.releases.models import AgentRollout
 from fleet.rollouts.models import Rollout
 from fleet.rollouts.selectors import ACTIVE, rollouts_described, stage_label
 from kernel.access import Access
+from kernel.one_query import which_exist
 from kernel.tones import Tone
 from models_registry.imports.models import ModelImport
 from models_registry.imports.planner import IMPORT_OPEN, ImportState
@@ -85,19 +87,40 @@ class Operation:
     why: str = ""
 
 
+Source = tuple[QuerySet[Any], Callable[[Any], Iterator[Operation]]]
+
+
 def in_progress(now: datetime) -> tuple[Operation, ...]:
     """Everything under way: what people started first, then what the planners do."""
-    rolling = list(rollouts_described().filter(state__in=ACTIVE).exclude(state=RolloutState.PAUSED.value))
-    sources: tuple[Iterable[Operation], ...] = (
-        _evacuations(now), _rollouts(rolling), _shifts(now), _cells({row.deployment_id for row in rolling}), _nodes(),
-        _provider_calls(), _machines(), _images(), _agent_upgrades(), _imports(),
-    )  # fmt: skip
-    return tuple(chain.from_iterable(sources))
+    kinds = [kind.value for kind in SHIFT_KINDS]
+    live = Machine.objects.exclude(state=MachineState.GONE.value)
+    return _operations(
+        (active_overrides(now).filter(kind=OverrideKind.EVACUATION), _evacuations),
+        (_rolling(), _rollouts),
+        (TrafficShift.objects.filter(at__gte=now - STEPS_FOR, kind__in=kinds), _shifts),
+        (Cell.objects.filter(state__in=MOVING_CELLS), _cells),
+        (Node.objects.filter(state__in=NODE_KINDS), _nodes),
+        (ProviderCall.objects.filter(action__in=CALL_KINDS), _provider_calls),
+        (live.filter(Q(layout_changes=True) | Q(leaving=True) | Q(state__in=MACHINE_KINDS)), _machines),
+        (ImageMove.objects.filter(ended_at=None), _images),
+        (AgentRollout.objects.filter(state__in=AGENT_ROLLOUT_ACTIVE), _agent_upgrades),
+        (ModelImport.objects.filter(state__in=IMPORT_OPEN), _imports),
+    )
 
 
-def _evacuations(now: datetime) -> Iterator[Operation]:
-    orders = [row for row in active_overrides(now) if row.kind == OverrideKind.EVACUATION]
-    matrices = list(TrafficMatrix.objects.all()) if orders else []
+def _operations(*sources: Source) -> tuple[Operation, ...]:
+    """One query, and one to three for each kind that has rows: most have none."""
+    found = which_exist(*(rows for rows, _ in sources))
+    present = [operations(rows) for (rows, operations), has_rows in zip(sources, found, strict=True) if has_rows]
+    return tuple(chain.from_iterable(present))
+
+
+def _rolling() -> QuerySet[Rollout]:
+    return rollouts_described().filter(state__in=ACTIVE).exclude(state=RolloutState.PAUSED.value)
+
+
+def _evacuations(orders: QuerySet[TrafficOverride]) -> Iterator[Operation]:
+    matrices = list(TrafficMatrix.objects.all())
     for order in orders:
         elsewhere = _served_elsewhere(order, matrices)
         known = "" if elsewhere is None else f"{elsewhere:.0f} % of its requests are served elsewhere, "
@@ -126,13 +149,10 @@ def _served_elsewhere(order: TrafficOverride, matrices: Iterable[TrafficMatrix])
     return 100 * gone / total if total else None
 
 
-def _rollouts(rows: list[Rollout]) -> Iterator[Operation]:
+def _rollouts(rows: QuerySet[Rollout]) -> Iterator[Operation]:
     live = Cell.objects.filter(deployment__in={row.deployment_id for row in rows})
-    counted: dict[tuple[str, int], int] = {}
-    if rows:
-        live = live.exclude(state=CellState.STOPPED.value).order_by()
-        grouped = live.values_list("deployment_id", "model_version_id").annotate(cells=Count("pk"))
-        counted = {(deployment, version): cells for deployment, version, cells in grouped}
+    grouped = live.exclude(state=CellState.STOPPED.value).order_by().values_list("deployment_id", "model_version_id")
+    counted = {(deployment, version): cells for deployment, version, cells in grouped.annotate(cells=Count("pk"))}
     for row in rows:
         is_back = row.state == RolloutState.ROLLING_BACK
         goal = row.from_version if is_back else row.to_version
@@ -151,12 +171,10 @@ def _rollouts(rows: list[Rollout]) -> Iterator[Operation]:
         )
 
 
-def _shifts(now: datetime) -> Iterator[Operation]:
+def _shifts(rows: QuerySet[TrafficShift]) -> Iterator[Operation]:
     """Deployments whose requests move in steps; steps of an evacuation are its own row."""
-    kinds = [kind.value for kind in SHIFT_KINDS]
-    recent = TrafficShift.objects.filter(at__gte=now - STEPS_FOR, kind__in=kinds).order_by("-id")
     newest: dict[str, TrafficShift] = {}
-    for shift in recent[: 10 * EACH_SHOWN]:
+    for shift in rows.order_by("-id")[: 10 * EACH_SHOWN]:
         newest.setdefault(shift.deployment_id, shift)
     for name, shift in sorted(newest.items()):
         yield Operation(
@@ -170,10 +188,11 @@ def _shifts(now: datetime) -> Iterator[Operation]:
         )
 
 
-def _cells(rolling: set[str]) -> Iterator[Operation]:
+def _cells(rows: QuerySet[Cell]) -> Iterator[Operation]:
     """Cells on their way by place and cause. Updates belong to the row of their rollout."""
+    rolling = set(_rolling().values_list("deployment_id", flat=True))
     cause = Disruption.objects.filter(cell=OuterRef("pk"), closed_at__isnull=True).values("cause")[:1]
-    moving = Cell.objects.filter(state__in=MOVING_CELLS).annotate(cause=Subquery(cause)).order_by()
+    moving = rows.annotate(cause=Subquery(cause)).order_by()
     grouped = moving.values("deployment_id", "region_id", "cause").annotate(
         since=Min("state_since"),
         cell=Min("id"),
@@ -202,16 +221,18 @@ def _cells_operation(row: Mapping[str, Any]) -> Operation:
     )
 
 
-def _nodes() -> Iterator[Operation]:
+NODE_KINDS = {NodeState.JOINING.value: "Launch", NodeState.SUSPECT.value: "Check"}
+
+
+def _nodes(nodes: QuerySet[Node]) -> Iterator[Operation]:
     """Launches, and nodes in doubt, by region and instance type."""
-    kinds = {NodeState.JOINING.value: "Launch", NodeState.SUSPECT.value: "Check"}
-    rows = Node.objects.filter(state__in=kinds).order_by().values("state", "region_id", "instance_type_id")
+    rows = nodes.order_by().values("state", "region_id", "instance_type_id")
     for row in rows.annotate(nodes=Count("pk"), since=Min("state_since"), node=Min("id"), reason=Max("reason")):
         is_one = row["nodes"] == 1
         where = urlencode({"region": row["region_id"], "state": row["state"]})
         yield Operation(
             id=f"nodes-{row['state']}-{row['region_id']}-{row['instance_type_id']}",
-            kind=kinds[row["state"]],
+            kind=NODE_KINDS[row["state"]],
             what=row["node"] if is_one else f"{row['nodes']} nodes in {row['region_id']}",
             url=reverse("node", args=(row["node"],)) if is_one else f"{reverse('nodes')}?{where}",
             text=f"{row['state']}, {row['instance_type_id']}",
@@ -221,8 +242,8 @@ def _nodes() -> Iterator[Operation]:
         )
 
 
-def _provider_calls() -> Iterator[Operation]:
-    calls = ProviderCall.objects.filter(action__in=CALL_KINDS).order_by().values("action", "node__region_id")
+def _provider_calls(rows: QuerySet[ProviderCall]) -> Iterator[Operation]:
+    calls = rows.order_by().values("action", "node__region_id")
     for row in calls.annotate(nodes=Count("pk"), since=Min("requested_at"), node=Min("node_id"), reason=Max("reason")):
         region, is_one = row["node__region_id"], row["nodes"] == 1
         where = urlencode({"region": region})
@@ -244,10 +265,8 @@ MACHINE_KINDS = {
 }
 
 
-def _machines() -> Iterator[Operation]:
+def _machines(rows: QuerySet[Machine]) -> Iterator[Operation]:
     """Machines that join, get another layout, or are emptied."""
-    live = Machine.objects.exclude(state=MachineState.GONE.value)
-    rows = live.filter(Q(layout_changes=True) | Q(leaving=True) | Q(state__in=MACHINE_KINDS))
     for row in rows.order_by("state_since", "id")[:EACH_SHOWN]:
         kind, text = MACHINE_KINDS.get(row.state, ("Removal", "its nodes leave first"))
         if row.layout_changes:
@@ -263,8 +282,8 @@ def _machines() -> Iterator[Operation]:
         )
 
 
-def _images() -> Iterator[Operation]:
-    for row in ImageMove.objects.filter(ended_at=None).order_by("asked_at")[:EACH_SHOWN]:
+def _images(rows: QuerySet[ImageMove]) -> Iterator[Operation]:
+    for row in rows.order_by("asked_at")[:EACH_SHOWN]:
         yield Operation(
             id=f"image-{row.pk}",
             kind="Change of image",
@@ -276,10 +295,9 @@ def _images() -> Iterator[Operation]:
         )
 
 
-def _agent_upgrades() -> Iterator[Operation]:
-    active = AgentRollout.objects.filter(state__in=AGENT_ROLLOUT_ACTIVE).select_related("target")
+def _agent_upgrades(rows: QuerySet[AgentRollout]) -> Iterator[Operation]:
     settled_moves = Count("moves", filter=Q(moves__settled_at__isnull=False))
-    for row in active.annotate(agents=Count("moves"), settled=settled_moves):
+    for row in rows.select_related("target").annotate(agents=Count("moves"), settled=settled_moves):
         settled: int = getattr(row, "settled", 0)
         agents: int = getattr(row, "agents", 0)
         yield Operation(
@@ -295,8 +313,8 @@ def _agent_upgrades() -> Iterator[Operation]:
         )
 
 
-def _imports() -> Iterator[Operation]:
-    for row in ModelImport.objects.filter(state__in=IMPORT_OPEN).order_by("id")[:EACH_SHOWN]:
+def _imports(rows: QuerySet[ModelImport]) -> Iterator[Operation]:
+    for row in rows.order_by("id")[:EACH_SHOWN]:
         yield Operation(
             id=f"import-{row.pk}",
             kind="Import",
@@ -311,16 +329,21 @@ def _imports() -> Iterator[Operation]:
 
 def needs_a_person(now: datetime, access: Access) -> tuple[Operation, ...]:
     """Operations that wait for a person. Certificates only for operators."""
-    sources: tuple[Iterable[Operation], ...] = (
-        _approvals(now), _paused_rollouts(), _paused_scaling(), _waiting_incidents(),
-        _certificates(now) if access.operate else (), _budgets(now), _broken_machines(), _failed_imports(now),
-    )  # fmt: skip
-    return tuple(chain.from_iterable(sources))
+    ending = (ApplicationCertificate.objects.filter(not_after__lte=now + SOON), partial(_certificates, now))
+    return _operations(
+        (Approval.objects.filter(state=ApprovalState.PENDING.value, expires_at__gt=now), _approvals),
+        (rollouts_described().filter(state=RolloutState.PAUSED.value), _paused_rollouts),
+        (ScalingSwitch.objects.filter(paused=True), _paused_scaling),
+        (Incident.objects.filter(state=IncidentState.OPEN.value, shadow=False, evidence__waits__gt=""), _waiting),
+        *((ending,) if access.operate else ()),
+        (Budget.objects.filter(month=month_of(now)).filter(Q(level__gt=0) | Q(stopped=True)), _budgets),
+        (Machine.objects.exclude(state=MachineState.GONE.value).exclude(broken={}), _broken_machines),
+        (_imports_failed(now), _failed_imports),
+    )
 
 
-def _approvals(now: datetime) -> Iterator[Operation]:
-    pending = Approval.objects.filter(state=ApprovalState.PENDING.value, expires_at__gt=now).order_by("id")
-    for row in pending[:EACH_SHOWN]:
+def _approvals(rows: QuerySet[Approval]) -> Iterator[Operation]:
+    for row in rows.order_by("id")[:EACH_SHOWN]:
         yield Operation(
             id=f"approval-{row.pk}",
             kind="Approval",
@@ -332,9 +355,8 @@ def _approvals(now: datetime) -> Iterator[Operation]:
         )
 
 
-def _paused_rollouts() -> Iterator[Operation]:
-    paused = rollouts_described().filter(state=RolloutState.PAUSED.value).order_by("state_since")
-    for row in paused[:EACH_SHOWN]:
+def _paused_rollouts(rows: QuerySet[Rollout]) -> Iterator[Operation]:
+    for row in rows.order_by("state_since")[:EACH_SHOWN]:
         yield Operation(
             id=f"paused-{row.pk}",
             kind="Paused rollout",
@@ -347,9 +369,8 @@ def _paused_rollouts() -> Iterator[Operation]:
         )
 
 
-def _paused_scaling() -> Iterator[Operation]:
-    switch = scaling_switch()
-    if switch.paused:
+def _paused_scaling(switches: QuerySet[ScalingSwitch]) -> Iterator[Operation]:
+    for switch in switches:
         yield Operation(
             id="scaling-paused",
             kind="Autoscaler",
@@ -362,10 +383,9 @@ def _paused_scaling() -> Iterator[Operation]:
         )
 
 
-def _waiting_incidents() -> Iterator[Operation]:
+def _waiting(rows: QuerySet[Incident]) -> Iterator[Operation]:
     """Open incidents for which nothing is replaced, with the reason."""
-    waiting = Incident.objects.filter(state=IncidentState.OPEN.value, shadow=False, evidence__waits__gt="")
-    for row in waiting.order_by("opened_at")[:EACH_SHOWN]:
+    for row in rows.order_by("opened_at")[:EACH_SHOWN]:
         yield Operation(
             id=f"waits-{row.pk}",
             kind="Incident",
@@ -378,9 +398,8 @@ def _waiting_incidents() -> Iterator[Operation]:
         )
 
 
-def _certificates(now: datetime) -> Iterator[Operation]:
-    ending = ApplicationCertificate.objects.filter(not_after__lte=now + SOON).order_by("not_after")
-    for row in ending[:EACH_SHOWN]:
+def _certificates(now: datetime, rows: QuerySet[ApplicationCertificate]) -> Iterator[Operation]:
+    for row in rows.order_by("not_after")[:EACH_SHOWN]:
         has_ended = row.not_after <= now
         yield Operation(
             id=f"certificate-{row.pk}",
@@ -394,10 +413,9 @@ def _certificates(now: datetime) -> Iterator[Operation]:
         )
 
 
-def _budgets(now: datetime) -> Iterator[Operation]:
-    """Budgets of this month that reached an alert or refuse keys."""
-    reached = Budget.objects.filter(month=month_of(now)).filter(Q(level__gt=0) | Q(stopped=True))
-    for row in reached.order_by("-level", "pk")[:EACH_SHOWN]:
+def _budgets(rows: QuerySet[Budget]) -> Iterator[Operation]:
+    """Budgets that reached an alert or refuse keys."""
+    for row in rows.order_by("-level", "pk")[:EACH_SHOWN]:
         yield Operation(
             id=f"budget-{row.pk}",
             kind="Budget",
@@ -409,9 +427,8 @@ def _budgets(now: datetime) -> Iterator[Operation]:
         )
 
 
-def _broken_machines() -> Iterator[Operation]:
-    broken = Machine.objects.exclude(state=MachineState.GONE.value).exclude(broken={})
-    for row in broken.order_by("state_since", "id")[:EACH_SHOWN]:
+def _broken_machines(rows: QuerySet[Machine]) -> Iterator[Operation]:
+    for row in rows.order_by("state_since", "id")[:EACH_SHOWN]:
         yield Operation(
             id=f"broken-{row.pk}",
             kind="Repair",
@@ -424,11 +441,15 @@ def _broken_machines() -> Iterator[Operation]:
         )
 
 
-def _failed_imports(now: datetime) -> Iterator[Operation]:
+def _imports_failed(now: datetime) -> QuerySet[ModelImport]:
     """Failed imports without a later one of the same source."""
-    later = ModelImport.objects.filter(source=OuterRef("source"), pk__gt=OuterRef("pk")).values("pk")[:1]
+    later = ModelImport.objects.filter(source=OuterRef("source"), pk__gt=OuterRef("pk"))
     failed = ModelImport.objects.filter(state=ImportState.FAILED.value, ended_at__gt=now - FAILED_FOR)
-    for row in failed.annotate(later=Subquery(later)).filter(later=None).order_by(F("ended_at").desc())[:EACH_SHOWN]:
+    return failed.exclude(Exists(later))
+
+
+def _failed_imports(rows: QuerySet[ModelImport]) -> Iterator[Operation]:
+    for row in rows.order_by(F("ended_at").desc())[:EACH_SHOWN]:
         yield Operation(
             id=f"failed-import-{row.pk}",
             kind="Failed import",

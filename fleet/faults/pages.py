@@ -37,6 +37,7 @@ from kernel.access import Role, require
 from kernel.control_hosts import ControlHosts, control_hosts
 from kernel.control_standing import ControlStanding
 from kernel.loop_passes import control_standing
+from kernel.one_query import counts
 from kernel.time_ranges import TimeRange
 from kernel.tones import Tone
 from traffic.usage.selectors.usage import tenants_hit
@@ -161,13 +162,18 @@ def fleet_health() -> FleetHealth:
         ready=Count("pk", filter=Q(state=CellState.READY)),
         unexplained=Count("pk", filter=broken & ~explained),
     )
+    incidents, nodes, approvals = counts(
+        open_ones,
+        Node.objects.exclude(state=NodeState.RETIRED),
+        Approval.objects.filter(state=ApprovalState.PENDING.value),
+    )
     return FleetHealth(
-        incidents=Incident.objects.filter(state=IncidentState.OPEN, shadow=False).count(),
+        incidents=incidents,
         cells=cells["total"],
         cells_ready=cells["ready"],
         cells_unexplained=cells["unexplained"],
-        nodes=Node.objects.exclude(state=NodeState.RETIRED).count(),
-        approvals=Approval.objects.filter(state=ApprovalState.PENDING.value).count(),
+        nodes=nodes,
+        approvals=approvals,
         control=control_standing(),
         hosts=control_hosts(),
     )
