@@ -295,7 +295,7 @@ TEMPLATES: list[dict[str, Any]] = [
                 "kernel.access.may",
             ],
             "builtins": ["controlplane.dashboard.templatetags.form_guards"],
-            "libraries": {"yard": "controlplane.dashboard.yard_bars"},
+            "libraries": {"yard": "controlplane.dashboard.yard_bars", "marks": "fleet.regions.pages.marks"},
         },
     },
 ]
