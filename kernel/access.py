@@ -31,11 +31,14 @@ class Role(StrEnum):
 
     @property
     def rank(self) -> int:
-        return tuple(Role).index(self)
+        return _RANKS[self]
 
     def covers(self, needed: "Role") -> bool:
         """Whether this role includes `needed`."""
         return self.rank >= needed.rank
+
+
+_RANKS = {role: rank for rank, role in enumerate(Role)}
 
 
 class Scope(StrEnum):
