@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +30,8 @@ MODEL = "tiny"
 REGION = "bench"
 NO_CONTROL_PLANE = "http://127.0.0.1:1"
 """Instead of a control plane: an ingress serves from its journal without one."""
+CHECKOUT: ContextVar[Path] = ContextVar("checkout", default=ROOT)
+"""Our own processes import the packages of this one."""
 PLACES = 1024
 """Concurrent requests per cell. No round needs more, so no request queues."""
 READY_WITHIN_S = 90.0
@@ -117,7 +120,7 @@ def spawned(words: Sequence[str], log: Path, env: dict[str, str] | None = None) 
     with log.open("wb") as output:
         child = subprocess.Popen(
             words,
-            cwd=ROOT,
+            cwd=CHECKOUT.get(),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

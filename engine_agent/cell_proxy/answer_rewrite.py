@@ -82,10 +82,15 @@ class ChoiceEvents:
 
     def filter(self, piece: bytes, *, complete: bool) -> bytes:
         text = self._buffer + piece if self._buffer else piece
-        cut = len(text) if complete else _end_of_whole_events(text)
-        self._buffer = text[cut:]
-        text = text[:cut]
-        if not any(mark in text for mark in self.marks):
+        if not (complete or text.endswith(_END)):
+            cut = _end_of_whole_events(text)
+            self._buffer, text = text[cut:], text[:cut]
+        elif self._buffer:
+            self._buffer = b""
+        for mark in self.marks:
+            if mark in text:
+                break
+        else:
             return text
         *whole, rest = text.split(_END)
         changed = b"".join(self.change(event, _END) for event in whole)

@@ -35,6 +35,9 @@ UNCOUNTED = "~"
 """The ingress of requests that are only in the total. No ingress can have this name."""
 
 
+_BATCH = ServingClass.BATCH
+
+
 class InFlight(Protocol):
     def check(self, now: float) -> None:
         """Gives up when a time limit has passed."""
@@ -46,6 +49,7 @@ class Cell:
     def __init__(self, settings: ProxySettings, log: LineLog) -> None:
         limits = settings.limits
         self.settings = settings
+        self._is_prefill = settings.cell_role is CellRole.PREFILL
         self.log = log
         self.phase = Phase.SERVE
         self.health = EngineHealth(settings.probes, settings.max_concurrency, has_golden=bool(settings.golden))
@@ -108,7 +112,7 @@ class Cell:
             return refusals.other_start(metadata.server, self.server_name)
         if metadata.adapter and metadata.adapter not in self.settings.adapters:
             return refusals.adapter_not_here(metadata.adapter)
-        if self.settings.cell_role is CellRole.PREFILL:
+        if self._is_prefill:
             return refusals.prefill_cell()
         now, serving_class = monotonic(), metadata.serving_class
         self._seen_at[serving_class] = now
@@ -121,7 +125,7 @@ class Cell:
             in_flight=self.weight,
             limit=limit,
         )
-        if refusal is None and serving_class is ServingClass.BATCH and not self.batch.admits():
+        if refusal is None and serving_class is _BATCH and not self.batch.admits():
             return refusals.batch_waits()
         if refusal is not None or metadata.time_left_s is None:
             return refusal
@@ -150,15 +154,18 @@ class Cell:
         return None
 
     def _urgent_recently(self, serving_class: ServingClass, now: float) -> bool:
-        classes = list(ServingClass)
-        urgent = classes[: classes.index(serving_class)]
-        return any(now - self._seen_at[each] < admission.URGENT_MEMORY_S for each in urgent)
+        for each, seen_at in self._seen_at.items():  # the most urgent first
+            if each is serving_class:
+                break
+            if now - seen_at < admission.URGENT_MEMORY_S:
+                return True
+        return False
 
     def steer(self, now: float) -> None:
         """Adapts the window of batch work to the latency of real-time requests."""
         if now - self._steered_at >= STEER_EVERY_S:
             self._steered_at = now
-            self.batch.steer(self.meter.realtime.latency(now))
+            self.batch.steer(self.meter.realtime_latency(now))
 
     def status(self) -> ProxyStatus:
         now = monotonic()
@@ -226,8 +233,8 @@ class Cell:
         if not self.in_flight:
             self._busy_since = monotonic()
         self.in_flight.add(request)
-        if ingress in self._of_ingresses or len(self._of_ingresses) < MAX_INGRESSES:
-            self._of_ingresses[ingress] = self._of_ingresses.get(ingress, 0) + 1
+        if (of_ingress := self._of_ingresses.get(ingress)) is not None or len(self._of_ingresses) < MAX_INGRESSES:
+            self._of_ingresses[ingress] = (of_ingress or 0) + 1
         else:
             ingress = UNCOUNTED
         self._counted[request] = (1, 1, ingress)

@@ -53,6 +53,10 @@ class ReadStage(StrEnum):
     CLOSING = "closing"
 
 
+# Python 3.11 takes 0.3 µs for each access to a member through its class.
+_IDLE, _HEAD, _BODY, _NOTHING, _CLOSING = ReadStage
+
+
 class ClientConnection(asyncio.Protocol):
     """One connection. `open_connections`: all connections of the listener, for limits and time-outs. `admit`: for TLS,
     returns the client's identity, or None to refuse it."""
@@ -74,7 +78,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._current: IncomingRequest | None = None
         self._responder: Responder | None = None
-        self._stage = ReadStage.IDLE
+        self._stage = _IDLE
         self._read_deadline = _NEVER
         self._write_deadline = _NEVER
         self._advancing = False
@@ -114,7 +118,7 @@ class ClientConnection(asyncio.Protocol):
     @property
     def awaits_head(self) -> bool:
         """A request has started, and its head is incomplete."""
-        return self._stage is ReadStage.HEAD
+        return self._stage is _HEAD
 
     @property
     def write_stalled(self) -> bool:
@@ -130,10 +134,10 @@ class ClientConnection(asyncio.Protocol):
             self._read_timed_out()
 
     def _read_timed_out(self) -> None:
-        if self._stage is ReadStage.HEAD:
+        if self._stage is _HEAD:
             self._reader.broken = refusals.too_slow("head", self._limits.head_timeout_s)
             self._advance()
-        elif self._stage is ReadStage.BODY and self._responder is not None:
+        elif self._stage is _BODY and self._responder is not None:
             self._responder.refuse(refusals.too_slow("body", self._limits.body_timeout_s))
         else:
             self.abort()
@@ -154,7 +158,7 @@ class ClientConnection(asyncio.Protocol):
         self._read_deadline = monotonic() + self._limits.idle_timeout_s
 
     def data_received(self, data: bytes) -> None:
-        if self._stage is ReadStage.CLOSING:
+        if self._stage is _CLOSING:
             return
         try:
             self._reader.feed(data)
@@ -199,7 +203,7 @@ class ClientConnection(asyncio.Protocol):
         self._enter_stage()
 
     def _step(self) -> bool:
-        if self._transport is None or self._stage is ReadStage.CLOSING:
+        if self._transport is None or self._stage is _CLOSING:
             return False
         if self._responder is not None and self._current is not None:
             self._deliver(self._responder, self._current)
@@ -247,34 +251,32 @@ class ClientConnection(asyncio.Protocol):
         self._reading = wanted
 
     def _enter_stage(self) -> None:
-        if self._stage is ReadStage.CLOSING:
+        if self._stage is _CLOSING:
             return
         stage = self._awaited()
-        if stage is not self._stage or stage is ReadStage.IDLE:
+        if stage is _NOTHING:
+            self._stage, self._read_deadline = stage, _NEVER
+        elif stage is not self._stage or stage is _IDLE:
             self._stage = stage
             self._read_deadline = monotonic() + self._stage_limit_s(stage)
 
     def _awaited(self) -> ReadStage:
         if self._current is not None:
-            return ReadStage.NOTHING if self._current.complete else ReadStage.BODY
-        return ReadStage.HEAD if self._reader.in_head else ReadStage.IDLE
+            return _NOTHING if self._current.complete else _BODY
+        return _HEAD if self._reader.in_head else _IDLE
 
     def _stage_limit_s(self, stage: ReadStage) -> float:
-        match stage:
-            case ReadStage.IDLE:
-                return self._limits.idle_timeout_s
-            case ReadStage.HEAD:
-                return self._limits.head_timeout_s
-            case ReadStage.BODY:
-                return self._limits.body_timeout_s
-            case _:
-                return _NEVER
+        if stage is _IDLE:
+            return self._limits.idle_timeout_s
+        if stage is _HEAD:
+            return self._limits.head_timeout_s
+        return self._limits.body_timeout_s if stage is _BODY else _NEVER
 
     def _close(self, *, input_left: bool) -> None:
         """Closes after the written bytes. If input is left, reads it first, or the client could lose the answer."""
-        if self._transport is None or self._stage is ReadStage.CLOSING:
+        if self._transport is None or self._stage is _CLOSING:
             return
-        self._stage = ReadStage.CLOSING
+        self._stage = _CLOSING
         self._reader.close()
         if input_left and self._transport.can_write_eof():
             self._read_deadline = monotonic() + self._limits.linger_s

@@ -99,7 +99,7 @@ class LongPollAnswer(LocalExchange):
 
 
 def respond_public(cell: Cell, head: RequestHead, client: ClientConnection) -> Responder:
-    if (client.peer is not None and client.peer.node) or any(name == HANDOVER_HEADER for name, _ in head.headers):
+    if (client.peer is not None and client.peer.node) or HANDOVER_HEADER in head.named:
         return PrefillExchange(cell, head, client)
     if head.method in _ENGINE_METHODS.get(head.path, ()):
         return Exchange(cell, head, client)
@@ -110,7 +110,7 @@ def respond_public(cell: Cell, head: RequestHead, client: ClientConnection) -> R
 
 def _handle_public(cell: Cell, ingress: str, head: RequestHead, body: bytes) -> LocalResponse:
     if head.path == b"/healthz":
-        return _health(cell, dict(head.headers).get(SERVER_HEADER, b"").decode("latin-1"), ingress)
+        return _health(cell, head.named.get(SERVER_HEADER, b"").decode("latin-1"), ingress)
     form = form_of(head.path)
     if methods := _ENGINE_METHODS.get(head.path):
         allowed = ", ".join(sorted(method.decode() for method in methods))

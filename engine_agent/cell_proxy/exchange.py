@@ -40,7 +40,7 @@ def ingress_of(head: RequestHead, client: ClientConnection) -> str:
     """The ingress that sent the request: by its certificate, or on a plain link by its header. Empty: unknown."""
     if client.peer is not None:
         return client.peer.ingress
-    return dict(head.headers).get(INGRESS_HEADER, b"")[:MAX_NAME_CHARS].decode("latin-1")
+    return head.named.get(INGRESS_HEADER, b"")[:MAX_NAME_CHARS].decode("latin-1")
 
 
 class Exchange:
@@ -64,7 +64,7 @@ class Exchange:
         self._response: ResponseHead | None = None
         self._deadline: asyncio.TimerHandle | None = None
         self._rewrite: AnswerRewrite | None = None
-        self._hides_usage = False
+        self._hides_usage = self._is_batch = False
         self._started = self._response_begun = self._ended = False
         self._keep_alive = self._chunked = False
         self._verifying = self._download_paused = False
@@ -140,7 +140,7 @@ class Exchange:
         self._started = True
         self._record.trace()
         try:
-            self._record.metadata = read_metadata(self._head.headers, time())
+            self._record.metadata = read_metadata(self._head.named, time())
             refusal = self._cell.refusal(self._record.metadata)
         except BadHeader as error:
             refusal = error.refusal
@@ -148,6 +148,7 @@ class Exchange:
             self._fail(refusal, RequestOutcome.REFUSED)
             return
         self._cell.enter(self, self._ingress)
+        self._is_batch = self._record.metadata.serving_class is ServingClass.BATCH
         if self._is_batch:
             self._cell.batch.join(self)
         self._record.admit()
@@ -185,10 +186,6 @@ class Exchange:
             self._to_engine()
         else:
             self._fail(refusal, RequestOutcome.REFUSED)
-
-    @property
-    def _is_batch(self) -> bool:
-        return self._record.metadata.serving_class is ServingClass.BATCH
 
     def _to_engine(self) -> None:
         if not self._is_batch or self._cell.batch.may_begin(self):
@@ -249,7 +246,7 @@ class Exchange:
         """An answer that is no stream has no bytes until its end, so the engine is queried. If it cannot tell, the
         prompt gets the usual time to first token."""
         if not await prompt_is_read(self._cell.pool, exchange):
-            await asyncio.sleep(self._cell.meter.ttft.quantile(monotonic(), 0.5) or self._limits.unknown_reading_s)
+            await asyncio.sleep(self._cell.meter.ttft_p50_s(monotonic()) or self._limits.unknown_reading_s)
         self._cell.batch.read(self)
 
     def _stop_reading(self) -> None:
@@ -340,10 +337,10 @@ class Exchange:
         if not (shown or complete or self._response_begun):
             return  # an incomplete event: the answer begins with its end
         opening = b"" if self._response_begun else self._open(response)
-        if self._chunked:
-            self._client.write(opening + chunk(shown) + (LAST_CHUNK if complete else b""))
-        else:
-            self._client.write(opening + shown)
+        framed = chunk(shown) if self._chunked else shown
+        if opening or complete:
+            framed = b"%b%b%b" % (opening, framed, LAST_CHUNK if complete and self._chunked else b"")
+        self._client.write(framed)
         if complete:
             self._finish(response)
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 
 from engine_agent.cell_proxy.cell import Cell
-from engine_agent.cell_proxy.meter import Meter, SlidingHistogram
+from engine_agent.cell_proxy.meter import Meter, cumulative
 from engine_agent.protocol.load_messages import ClassLoad, UsageRow
 from engine_agent.protocol.metrics import family, sample, single
 from engine_agent.protocol.states import Phase
@@ -32,7 +32,7 @@ def exposition(cell: Cell) -> str:
         lines += _single("spans_dropped_total", "counter", "Spans that no collector took.", labels, dropped)
     lines += _family("ttft_seconds", "histogram", "Time to the first token of streams.")
     for name, each in sorted(meter.classes.items()):
-        lines += _histogram("ttft_seconds", {**labels, "class": name}, each.ttft)
+        lines += _histogram("ttft_seconds", {**labels, "class": name}, each.ttft.counts(), each.ttft.sum_s)
     batch = cell.batch.load()
     lines += _single("batch_running", "gauge", "Batch requests in the engine.", labels, batch.running)
     lines += _single("batch_waiting", "gauge", "Batch requests that wait in the cell.", labels, batch.waiting)
@@ -53,7 +53,8 @@ def exposition(cell: Cell) -> str:
     for total, text in _CACHE_TOTALS.items():
         lines += _single(f"cache_{total}", "counter", text, labels, getattr(cache, total))
     lines += [*_family("itl_seconds", "histogram", "Time between tokens of streams.")]
-    lines += _histogram("itl_seconds", labels, meter.itl)
+    itl_s = sum(each.itl.sum_s for each in meter.classes.values())
+    lines += _histogram("itl_seconds", labels, meter.all_counts("itl"), itl_s)
     lines += _loads("class", labels, {name: each.load(0.0) for name, each in meter.classes.items()}, _CLASS_FIELDS)
     lines += _loads("tenant", labels, meter.usage.by_tenant(), _TENANT_FIELDS)
     return "\n".join(lines) + "\n"
@@ -79,7 +80,7 @@ def _handovers(labels: Mapping[str, str], cell: Cell) -> Iterable[str]:
         ("kv_transfer_seconds", "From there to the first byte of the answer.", counts.transfer),
     ):
         yield from _family(name, "histogram", text)
-        yield from _histogram(name, labels, histogram)
+        yield from _histogram(name, labels, histogram.counts(), histogram.sum_s)
 
 
 _CACHE_TOTALS = {
@@ -129,13 +130,15 @@ def _single(name: str, kind: str, text: str, labels: Mapping[str, str], value: f
     return single(f"{_PREFIX}{name}", kind, text, labels, value)
 
 
-def _histogram(name: str, labels: Mapping[str, str], histogram: SlidingHistogram) -> list[str]:
+def _histogram(name: str, labels: Mapping[str, str], counts: Mapping[int, int], sum_s: float) -> list[str]:
+    """`counts`: samples by bucket."""
     lines: list[str] = []
-    for edge_s, count in histogram.cumulative():
+    for edge_s, count in cumulative(counts):
         lines.append(_sample(f"{name}_bucket", {**labels, "le": f"{edge_s:g}"}, count))
-    lines.append(_sample(f"{name}_bucket", {**labels, "le": "+Inf"}, histogram.count))
-    lines.append(_sample(f"{name}_sum", labels, round(histogram.sum_s, 6)))
-    lines.append(_sample(f"{name}_count", labels, histogram.count))
+    total = sum(counts.values())
+    lines.append(_sample(f"{name}_bucket", {**labels, "le": "+Inf"}, total))
+    lines.append(_sample(f"{name}_sum", labels, round(sum_s, 6)))
+    lines.append(_sample(f"{name}_count", labels, total))
     return lines
 
 

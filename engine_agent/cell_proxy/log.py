@@ -26,6 +26,7 @@ class LineLog:
 
     def __init__(self, descriptor: int, *, requests: bool) -> None:
         self.requests = requests
+        """Requests are logged. If not, callers need not make the fields of a line."""
         self.dropped = 0
         self._descriptor = descriptor
         self._waiting = bytearray()

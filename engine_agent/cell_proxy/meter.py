@@ -3,7 +3,11 @@ it knows only their tokens."""
 
 import math
 from collections import Counter, deque
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
 
 from engine_agent.cell_proxy.admission import RequestMetadata
 from engine_agent.cell_proxy.batch_window import MIN_ITLS, MIN_TTFTS, STEER_EVERY_S, RealtimeLatency
@@ -26,84 +30,120 @@ BYTES_PER_TOKEN = 4.0
 """For English text in a body, until this cell has its own data (OpenAI's rule of thumb)."""
 LONG_BYTES = 2048
 """Longer bodies are nearly all prompt."""
+_STATUS_NAMES = tuple(f"{hundreds}xx" for hundreds in range(10))
+Latency = Literal["ttft", "itl"]
 
 
 class SlidingHistogram:
     """A histogram of durations, for all time and for a window of whole seconds. It never sorts samples, because
-    recording and querying run on the event loop. `now` is an argument."""
+    recording and querying run on the event loop. `now` is an argument.
+
+    Each chunk of a stream is recorded, so recording only adds to the buckets of the current second. They are added to
+    the totals once they are queried, or the second is over."""
 
     def __init__(self, window_s: int) -> None:
-        self.count = 0
         self.sum_s = 0.0
         self._window_s = window_s
-        self._all = [0] * BUCKETS
-        self._window = [0] * BUCKETS
-        self._window_count = 0
-        self._seconds: deque[tuple[int, dict[int, int]]] = deque()
+        self._all: Counter[int] = Counter()
+        self._window: Counter[int] = Counter()
+        self._seconds: deque[tuple[int, Counter[int]]] = deque()
+        self._second = -1
+        self._new: dict[int, int] = {}
+        """Samples of the current second that are not in the totals."""
 
     def record(self, now: float, value_s: float) -> None:
-        index = bucket_of(value_s)
-        self.count += 1
-        self.sum_s += value_s
-        self._all[index] += 1
-        self._window[index] += 1
-        self._window_count += 1
         second = int(now)
-        if not self._seconds or self._seconds[-1][0] != second:
-            self._expire(second)
-            self._seconds.append((second, {}))
-        slot = self._seconds[-1][1]
-        slot[index] = slot.get(index, 0) + 1
+        if second != self._second:
+            self._begin_second(second)
+        index = bucket_of(value_s)
+        new = self._new
+        new[index] = new.get(index, 0) + 1
+        self.sum_s += value_s
+
+    @property
+    def count(self) -> int:
+        """Samples of all time."""
+        self._add_new()
+        return self._all.total()
 
     def quantile(self, now: float, q: float) -> float | None:
         """The `q` quantile (0..1) over the window in seconds; None without samples."""
-        self._expire(int(now))
-        if not self._window_count:
-            return None
-        wanted = max(1, math.ceil(q * self._window_count))
-        seen = 0
-        for index, count in enumerate(self._window):
-            seen += count
-            if seen >= wanted:
-                return midpoint_s(index)
-        raise AssertionError("the window's buckets do not sum to its count")
+        return _quantile(self.recent(now), q)
 
     def recent_count(self, now: float) -> int:
+        return self.recent(now).total()
+
+    def recent(self, now: float, seconds: int | None = None) -> Counter[int]:
+        """Samples by bucket of the last `seconds`; None: of the window."""
+        self._add_new()
         self._expire(int(now))
-        return self._window_count
+        if seconds is None:
+            return self._window
+        after = int(now) - seconds
+        return sum((counts for second, counts in self._seconds if second > after), Counter[int]())
 
     def counts(self) -> dict[int, int]:
         """Samples of all time by bucket, without the empty buckets."""
-        return {index: count for index, count in enumerate(self._all) if count}
+        self._add_new()
+        return dict(sorted(self._all.items()))
 
-    def cumulative(self) -> list[tuple[float, int]]:
-        """(upper edge in seconds, samples of all time at or below it), one per doubling, for Prometheus."""
-        pairs: list[tuple[float, int]] = []
-        seen = 0
-        for index, count in enumerate(self._all[:-1]):
-            seen += count
-            if index % BUCKETS_PER_DOUBLING == 0:
-                pairs.append((upper_edge_s(index), seen))
-        return pairs
+    def _begin_second(self, second: int) -> None:
+        self._add_new()
+        self._expire(second)
+        self._second = second
+
+    def _add_new(self) -> None:
+        if not self._new:
+            return
+        if not self._seconds or self._seconds[-1][0] != self._second:
+            self._seconds.append((self._second, Counter()))
+        for counts in (self._all, self._window, self._seconds[-1][1]):
+            counts.update(self._new)
+        self._new = {}
 
     def _expire(self, second: int) -> None:
         while self._seconds and self._seconds[0][0] <= second - self._window_s:
-            for index, count in self._seconds.popleft()[1].items():
-                self._window[index] -= count
-                self._window_count -= count
+            self._window -= self._seconds.popleft()[1]
+
+
+def cumulative(counts: Mapping[int, int]) -> list[tuple[float, int]]:
+    """(upper edge in seconds, samples at or below it), one per doubling, for Prometheus. `counts`: by bucket."""
+    pairs: list[tuple[float, int]] = []
+    seen = 0
+    for index in range(BUCKETS - 1):
+        seen += counts.get(index, 0)
+        if index % BUCKETS_PER_DOUBLING == 0:
+            pairs.append((upper_edge_s(index), seen))
+    return pairs
+
+
+def _quantile(counts: Counter[int], q: float) -> float | None:
+    wanted = max(1, math.ceil(q * counts.total()))
+    seen = 0
+    for index in sorted(counts):
+        seen += counts[index]
+        if seen >= wanted:
+            return midpoint_s(index)
+    return None
+
+
+def _p95(counts: Counter[int], least: int) -> float | None:
+    return _quantile(counts, 0.95) if counts.total() >= least else None
 
 
 class SlidingSum:
     def __init__(self) -> None:
         self._seconds: deque[list[int]] = deque()
+        self._current = [-1, 0]
         self._sum = 0
 
     def add(self, now: float, amount: int) -> None:
         second = int(now)
-        if not self._seconds or self._seconds[-1][0] != second:
+        if self._current[0] != second:
             self._expire(second)
-            self._seconds.append([second, 0])
-        self._seconds[-1][1] += amount
+            self._current = [second, 0]
+            self._seconds.append(self._current)
+        self._current[1] += amount
         self._sum += amount
 
     def value(self, now: float) -> int:
@@ -120,7 +160,9 @@ class ClassMeter:
 
     def __init__(self) -> None:
         self.ttft = SlidingHistogram(WINDOW_S)
+        """From a request's arrival to the first event of its stream."""
         self.itl = SlidingHistogram(WINDOW_S)
+        """Between later events: the wait that the reader feels."""
         self.in_flight = 0
         self.requests_total = 0
         self.errors_total = 0
@@ -129,6 +171,9 @@ class ClassMeter:
         self.completion_tokens_total = 0
         self.answers: Counter[str] = Counter()
         self.refusals: Counter[str] = Counter()
+
+    def of(self, name: Latency) -> SlidingHistogram:
+        return self.ttft if name == "ttft" else self.itl
 
     def load(self, now: float) -> ClassLoad:
         return ClassLoad(
@@ -145,23 +190,7 @@ class ClassMeter:
         )
 
 
-class RealtimeLatencyMeter:
-    """Latency of real-time requests since the last step of the batch window."""
-
-    def __init__(self) -> None:
-        self.ttft = SlidingHistogram(STEER_EVERY_S)
-        self.itl = SlidingHistogram(STEER_EVERY_S)
-
-    def latency(self, now: float) -> RealtimeLatency:
-        return RealtimeLatency(_p95(self.ttft, now, MIN_TTFTS), _p95(self.itl, now, MIN_ITLS))
-
-
-def _p95(histogram: SlidingHistogram, now: float, least: int) -> float | None:
-    return histogram.quantile(now, 0.95) if histogram.recent_count(now) >= least else None
-
-
-@dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(msgspec.Struct, frozen=True):
     """Tokens of one request. `prompt` None: unknown. `cached` are part of it. `estimated`: no engine reported the
     usage."""
 
@@ -185,10 +214,7 @@ class ProbeMeter:
 
 class Meter:
     def __init__(self, started_at: float) -> None:
-        self.itl = SlidingHistogram(WINDOW_S)
-        self.ttft = SlidingHistogram(WINDOW_S)
         self.classes: dict[ServingClass, ClassMeter] = {}
-        self.realtime = RealtimeLatencyMeter()
         self.usage = UsageRows()
         self.probes = ProbeMeter()
         self.unreported_total = 0
@@ -217,19 +243,25 @@ class Meter:
     def refused(self, metadata: RequestMetadata, code: str) -> None:
         self.of(metadata.serving_class).refusals[code] += 1
 
-    def first_token(self, now: float, ttft_s: float, serving_class: ServingClass = ServingClass.REALTIME) -> None:
-        """The first event of a stream, `ttft_s` after its request came in."""
-        self.ttft.record(now, ttft_s)
-        self.of(serving_class).ttft.record(now, ttft_s)
-        if serving_class is ServingClass.REALTIME:
-            self.realtime.ttft.record(now, ttft_s)
+    def ttft_p50_s(self, now: float) -> float | None:
+        return _quantile(self._recent("ttft", now), 0.5)
 
-    def next_tokens(self, now: float, gap_s: float, serving_class: ServingClass = ServingClass.REALTIME) -> None:
-        """Further events of a stream, `gap_s` after the last: the wait that the reader feels."""
-        self.itl.record(now, gap_s)
-        self.of(serving_class).itl.record(now, gap_s)
-        if serving_class is ServingClass.REALTIME:
-            self.realtime.itl.record(now, gap_s)
+    def realtime_latency(self, now: float) -> RealtimeLatency:
+        """Latency of real-time requests since the last step of the batch window."""
+        meter = self.of(ServingClass.REALTIME)
+        return RealtimeLatency(
+            _p95(meter.ttft.recent(now, STEER_EVERY_S), MIN_TTFTS), _p95(meter.itl.recent(now, STEER_EVERY_S), MIN_ITLS)
+        )
+
+    def all_counts(self, name: Latency) -> dict[int, int]:
+        """Samples of all classes and all time by bucket."""
+        total: Counter[int] = Counter()
+        for each in self.classes.values():
+            total.update(each.of(name).counts())
+        return dict(sorted(total.items()))
+
+    def _recent(self, name: Latency, now: float) -> Counter[int]:
+        return sum((each.of(name).recent(now) for each in self.classes.values()), Counter[int]())
 
     def tokens(self, now: float, count: int) -> None:
         """Tokens seen as they pass; negative if the end of an answer shows that there were fewer."""
@@ -243,7 +275,7 @@ class Meter:
         fails as well."""
         meter = self.of(metadata.serving_class)
         is_handed_back = failed and status == 503
-        meter.answers[f"{status // 100}xx"] += 1
+        meter.answers[_STATUS_NAMES[status // 100]] += 1
         meter.errors_total += failed
         meter.handed_back_total += is_handed_back
         row.errors_total += failed and not is_handed_back
@@ -316,21 +348,22 @@ class Meter:
         cache: CacheLoad | None = None,
     ) -> Load:
         """The load as the protocol defines it. `queued`: requests beyond the cell's concurrency."""
+        ttft, itl = self._recent("ttft", now), self._recent("itl", now)
         covered_s = min(WINDOW_S, max(1.0, now - self._started_at))
         return Load(
             in_flight=in_flight,
             queued=max(0, in_flight - max_concurrency),
             tokens_per_s=round(max(0, self._tokens.value(now)) / covered_s, 2),
-            ttft_p50_ms=milliseconds(self.ttft.quantile(now, 0.50)),
-            ttft_p99_ms=milliseconds(self.ttft.quantile(now, 0.99)),
-            itl_p50_ms=milliseconds(self.itl.quantile(now, 0.50)),
-            itl_p99_ms=milliseconds(self.itl.quantile(now, 0.99)),
+            ttft_p50_ms=milliseconds(_quantile(ttft, 0.50)),
+            ttft_p99_ms=milliseconds(_quantile(ttft, 0.99)),
+            itl_p50_ms=milliseconds(_quantile(itl, 0.50)),
+            itl_p99_ms=milliseconds(_quantile(itl, 0.99)),
             requests_total=self.requests_total,
             errors_total=self.errors_total,
             handed_back_total=self.handed_back_total,
             prompt_tokens_total=self.prompt_tokens_total,
-            ttft_counts=self.ttft.counts(),
-            itl_counts=self.itl.counts(),
+            ttft_counts=self.all_counts("ttft"),
+            itl_counts=self.all_counts("itl"),
             classes={name.value: meter.load(now) for name, meter in self.classes.items()},
             usage=self.usage.rows(),
             token_check=token_check,

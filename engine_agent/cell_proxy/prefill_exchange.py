@@ -85,7 +85,7 @@ class PrefillExchange:
 
     def _start(self, body: bytes) -> None:
         try:
-            metadata = read_metadata(self._head.headers, time())
+            metadata = read_metadata(self._head.named, time())
             if (refusal := self._refusal(metadata)) is not None:
                 raise _Refused(refusal)
             sent = with_members(body, self._members(body, metadata))
@@ -108,7 +108,7 @@ class PrefillExchange:
 
     def _why_not_here(self, metadata: RequestMetadata) -> Refusal | None:
         cell = self._cell
-        layout = unquote(dict(self._head.headers).get(HANDOVER_HEADER, b"").decode("latin-1"))
+        layout = unquote(self._head.named.get(HANDOVER_HEADER, b"").decode("latin-1"))
         if layout != cell.settings.kv_layout:
             return refusals.other_layout(layout, cell.settings.kv_layout)
         if metadata.server and metadata.server != cell.server_name:

@@ -43,6 +43,7 @@ class RequestParser:
         self.broken: Refusal | None = None
         self.in_head = False
         self._limits = limits
+        self._max_head_bytes = limits.max_head_bytes
         self._parser: HttpRequestParser | None = HttpRequestParser(self)
         self._arriving: IncomingRequest | None = None
         self._body_bytes = 0
@@ -92,17 +93,16 @@ class RequestParser:
 
     def on_url(self, part: bytes) -> None:
         self._target += part
-        self._count_head(len(part))
+        self._head_bytes += len(part)
+        if self._head_bytes > self._max_head_bytes:
+            raise ValueError("head too large")
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value) + len(": \r\n"))
+        self._head_bytes += len(name) + len(value) + 4  # ": " and the line's end
+        if self._head_bytes > self._max_head_bytes:
+            raise ValueError("head too large")  # stops the parser
         if self.in_head:
             self._headers.append((name.lower(), value))
-
-    def _count_head(self, size_bytes: int) -> None:
-        self._head_bytes += size_bytes
-        if self._head_bytes > self._limits.max_head_bytes:
-            raise ValueError("head too large")  # stops the parser
 
     def on_headers_complete(self) -> None:
         parser = cast(HttpRequestParser, self._parser)
@@ -110,19 +110,15 @@ class RequestParser:
         self._arriving = None
         if parser.should_upgrade():
             return
-        headers, named = self._headers, dict(self._headers)
         http11 = parser.get_http_version() == "1.1"
-        head = RequestHead(
-            method=parser.get_method(),
-            target=self._target,
-            headers=headers,
-            http11=http11,
-            keep_alive=http11 and parser.should_keep_alive(),
-            content_length=length_of(named),
-            chunked=b"transfer-encoding" in named,
-            expects_continue=named.get(b"expect", b"").lower() == b"100-continue",
-            request_id=_request_id(named.get(b"x-request-id")),
-        )
+        keep_alive = http11 and parser.should_keep_alive()
+        method = parser.get_method()
+        head = RequestHead(method, self._target, self._headers, http11, keep_alive, None, False, False, b"")
+        named = head.named
+        head.content_length = length_of(named)
+        head.chunked = b"transfer-encoding" in named
+        head.expects_continue = b"expect" in named and named[b"expect"].lower() == b"100-continue"
+        head.request_id = _request_id(named.get(b"x-request-id"))
         too_large = (head.content_length or 0) > self._limits.max_body_bytes
         self._arriving = IncomingRequest(head, too_large=too_large)
         self.queue.append(self._arriving)

@@ -2,16 +2,18 @@
 passes, and the access log at the end. If the answer did not state its usage, it queries the engine first. It never
 changes bytes."""
 
-from dataclasses import dataclass, replace
 from enum import StrEnum
 from random import getrandbits
 from time import monotonic, time, time_ns
+
+import msgspec
+from msgspec import structs
 
 from engine_agent.cell_proxy.admission import RequestMetadata, waited_at_ingress_s
 from engine_agent.cell_proxy.api_paths import counting_of
 from engine_agent.cell_proxy.cell import Cell
 from engine_agent.cell_proxy.engine_counters import fetch_usage
-from engine_agent.cell_proxy.meter import Usage
+from engine_agent.cell_proxy.meter import ClassMeter, Usage
 from engine_agent.cell_proxy.rewrite import Upload
 from engine_agent.cell_proxy.usage_reader import TokenCount
 from engine_agent.cell_proxy.usage_rows import UsageCounts
@@ -19,7 +21,7 @@ from engine_agent.cell_proxy.wire import COMPLETION_TOKENS_HEADER, Headers, Requ
 from engine_agent.protocol.api_surface import Counting
 from engine_agent.protocol.proxy_messages import PREFIX_DIGITS, PROMPT_TOKENS_HEADER
 from engine_agent.protocol.request_messages import RequestSample, SampleKind
-from engine_agent.protocol.tracing import SpanContext, begin_span, span_json, trace_of, with_context
+from engine_agent.protocol.tracing import TRACEPARENT, SpanContext, begin_span, span_json, trace_of, with_context
 
 
 class RequestOutcome(StrEnum):
@@ -31,18 +33,23 @@ class RequestOutcome(StrEnum):
     PROXY_ERROR = "proxy_error"
 
 
+_REFUSED, _ENGINE_ERROR, _CLIENT_GONE = RequestOutcome.REFUSED, RequestOutcome.ENGINE_ERROR, RequestOutcome.CLIENT_GONE
+_ANSWERED, _NOT_COUNTED = RequestOutcome.ANSWERED, Counting.NOTHING
+_FAILED = frozenset({RequestOutcome.ENGINE_ERROR, RequestOutcome.PROXY_ERROR})
+_CANCELLED = frozenset({RequestOutcome.CLIENT_GONE, RequestOutcome.TOO_LATE})
 CLIENT_GONE_STATUS = 499
 """The usual status in logs (nginx) for a client that disconnected before its answer. It is never sent."""
 RETRIED_STATUS = 503
 """The ingress tries another cell after it."""
 NO_USAGE = Usage(0, 0)
+_NO_ANSWER = TokenCount(Counting.NOTHING, streaming=False)
+"""Of requests without an answer so far. Nothing is added to it."""
 MAX_NAME_CHARS = 64
 MOST_MS = 1e9
 _MAX_DIGITS = 9
 
 
-@dataclass(frozen=True, slots=True)
-class Ending:
+class Ending(msgspec.Struct, frozen=True):
     """How a request ended. `status`: the one that its client saw, or would have seen; `reason`: the code of a
     refusal."""
 
@@ -64,7 +71,8 @@ class RequestRecord:
         self.cached_elsewhere: int | None = None
         """Tokens of its prompt that were in the cache of the prefill cell that read it; None if none did."""
         self._counting = counting_of(head.method, head.path)
-        self._tokens = TokenCount(self._counting, streaming=False)
+        self._tokens = _NO_ANSWER
+        self._meter: ClassMeter | None = None
         self._response: ResponseHead | None = None
         self._ttft_s: float | None = None
         self._last_token_at = 0.0
@@ -80,6 +88,7 @@ class RequestRecord:
 
     def admit(self) -> None:
         self._row = self._cell.meter.admitted(self.metadata)
+        self._meter = self._cell.meter.of(self.metadata.serving_class)
         self._in_flight = len(self._cell.in_flight)
 
     def trace(self) -> None:
@@ -102,15 +111,16 @@ class RequestRecord:
         events = self._tokens.add(body, complete=complete)
         if not events:
             return
-        meter = self._cell.meter
+        meter, cell = self._meter, self._cell
         if self._ttft_s is None:
             self._ttft_s = now - self.began_at
-            meter.first_token(now, self._ttft_s, self.metadata.serving_class)
-        else:
-            meter.next_tokens(now, now - self._last_token_at, self.metadata.serving_class)
+            if meter is not None:
+                meter.ttft.record(now, self._ttft_s)
+        elif meter is not None:
+            meter.itl.record(now, now - self._last_token_at)
         self._last_token_at = now
-        meter.tokens(now, events)
-        self._cell.health.token_seen(now)
+        cell.meter.tokens(now, events)
+        cell.health.token_seen(now)
 
     def token_headers(self) -> Headers:
         """The known tokens of the request when the head of its answer is sent."""
@@ -135,14 +145,14 @@ class RequestRecord:
         failed = response.status >= 500 or self._tokens.errors > 0
         if not failed and (self._tokens.tokens or self._tokens.reported):
             self._cell.health.token_seen(now)
-        self.close(RequestOutcome.ENGINE_ERROR if failed else RequestOutcome.ANSWERED, response.status, is_whole=True)
+        self.close(_ENGINE_ERROR if failed else _ANSWERED, response.status, is_whole=True)
 
     def close(self, outcome: RequestOutcome, status: int, reason: str = "", *, is_whole: bool = False) -> None:
         """The request has ended. `reason`: the code of a refusal; `is_whole`: its answer is complete. If the engine has
         not reported the usage, it is queried first."""
         ending = Ending(outcome, status, reason, monotonic() - self.began_at)
         if self._row is None:
-            if outcome is RequestOutcome.REFUSED:
+            if outcome is _REFUSED:
                 self._cell.meter.refused(self.metadata, reason)
             self._write(ending, NO_USAGE)
             return
@@ -150,8 +160,8 @@ class RequestRecord:
             self.metadata,
             self._row,
             status=status,
-            failed=outcome in {RequestOutcome.ENGINE_ERROR, RequestOutcome.PROXY_ERROR},
-            cancelled=outcome in {RequestOutcome.CLIENT_GONE, RequestOutcome.TOO_LATE},
+            failed=outcome in _FAILED,
+            cancelled=outcome in _CANCELLED,
         )
         if self._is_to_be_asked_for(ending, is_whole=is_whole):
             self._cell.settle_later(self._ask_and_settle(self._row, ending))
@@ -165,9 +175,9 @@ class RequestRecord:
 
     def _is_to_be_asked_for(self, ending: "Ending", *, is_whole: bool) -> bool:
         """Whether the engine may have computed tokens that it did not report."""
-        if self._tokens.reported is not None or self._counting is Counting.NOTHING or not self._head.exchange:
+        if self._tokens.reported is not None or self._counting is _NOT_COUNTED or not self._head.exchange:
             return False
-        return ending.status < 400 if is_whole else ending.outcome is not RequestOutcome.REFUSED
+        return ending.status < 400 if is_whole else ending.outcome is not _REFUSED
 
     async def _ask_and_settle(self, row: UsageCounts, ending: "Ending") -> None:
         reported = await fetch_usage(self._cell.pool, self._head.exchange)
@@ -180,7 +190,7 @@ class RequestRecord:
     def _estimate(self, ending: "Ending") -> Usage:
         """Estimates unreported usage: the tokens that arrived, and the prompt if the engine stated its length. An
         engine that failed before it answered has used nothing that counts."""
-        if ending.outcome is RequestOutcome.ENGINE_ERROR and self._response is None:
+        if ending.outcome is _ENGINE_ERROR and self._response is None:
             return NO_USAGE
         return Usage(self._prompt_from_head(), self._tokens.tokens, estimated=True)
 
@@ -192,7 +202,7 @@ class RequestRecord:
 
     def _settle(self, row: UsageCounts, ending: "Ending", usage: Usage) -> None:
         if self.cached_elsewhere is not None:  # its engine counts all tokens from the prefill cell as cached
-            usage = replace(usage, cached=min(usage.cached, self.cached_elsewhere))
+            usage = structs.replace(usage, cached=min(usage.cached, self.cached_elsewhere))
         counted = self._cell.meter.settled(self.metadata, row, usage, body_bytes=self._upload.size_bytes)
         if not usage.estimated:
             self._cell.cache.settle(self._head.exchange, self.metadata, usage.prompt, usage.cached)
@@ -202,6 +212,8 @@ class RequestRecord:
         if self._span is not None:
             self._export(self._span, ending, usage)
         self._sample(ending, usage)
+        if not self._cell.log.requests:
+            return
         self._cell.log.request(
             event="request",
             request_id=self._head.request_id.decode("latin-1"),
@@ -222,12 +234,12 @@ class RequestRecord:
 
     def _sample(self, ending: Ending, usage: Usage) -> None:
         """Offers the request to the samples. Those whose clients left or that generate nothing are of no use there."""
-        if self._head.method != b"POST" or ending.outcome is RequestOutcome.CLIENT_GONE:
+        if self._head.method != b"POST" or ending.outcome is _CLIENT_GONE:
             return
         now = time()
-        if ending.status >= 400 or ending.outcome is not RequestOutcome.ANSWERED:
+        if ending.status >= 400 or ending.outcome is not _ANSWERED:
             self._cell.samples.failed(now, self.metadata.tenant, lambda: self._described(now, ending, usage))
-        elif self._counting is not Counting.NOTHING:
+        elif self._counting is not _NOT_COUNTED:
             first_ms = 1000 * (ending.duration_s if self._ttft_s is None else self._ttft_s)
             is_stream = self._response is not None and self._response.is_stream
             describe = lambda: self._described(now, ending, usage)  # noqa: E731 - made only if it is kept
@@ -235,12 +247,12 @@ class RequestRecord:
 
     def _client_trace(self) -> str:
         began_here = self._span is not None and not self._span.parent_id
-        return "" if began_here else trace_of(self._head.headers)
+        return "" if began_here or TRACEPARENT not in self._head.named else trace_of(self._head.headers)
 
     def _described(self, now: float, ending: Ending, usage: Usage) -> RequestSample:
         metadata, began_at = self.metadata, now - (monotonic() - self.began_at)
         response, prefixes = self._response, metadata.prefixes.prefixes if metadata.prefixes is not None else ()
-        waited_s = waited_at_ingress_s(self._head.headers, began_at)
+        waited_s = waited_at_ingress_s(self._head.named, began_at)
         return RequestSample(
             request=self._head.request_id.decode("latin-1"),
             at=round(began_at, 3),

@@ -26,6 +26,7 @@ from engine_agent.protocol.request_limits import (
 )
 from engine_agent.protocol.strict_json import strict_loads
 
+_PROMPT_USAGE = Counting.PROMPT_USAGE
 _ANSWERS = ("n", "best_of")
 _MOST_LEVELS = 1000
 """Levels of a schema, with references followed. Compilers descend recursively: llguidance overflows its stack at some
@@ -45,11 +46,27 @@ _ROOTS: tuple[tuple[str, ...], ...] = (
 )
 _TOOL_ROOTS: tuple[tuple[str, ...], ...] = (("function", "parameters"), ("parameters",), ("input_schema",))
 _SCHEMAS = ("response_format", "structured_outputs", "text", "output_format", "output_config")
+_LIMITED: Final = frozenset({*_STOPS, *_LOGPROBS, *_TOKEN_RULES, "tools", *_SCHEMAS})
+"""Most requests have none of these members."""
 
 
 def check_work(row: ApiPath, request: dict[str, Any], limits: RequestLimits) -> int:
     """Returns how many sequences a request to this path is in the engine: answers to prompts, or inputs. Raises
     BadRequest if it asks for more than a limit; the text names member, value and limit, and `code` is OpenAI's."""
+    is_limited = not _LIMITED.isdisjoint(request)
+    if is_limited:
+        _check_members(request, limits)
+    _check_length("messages", request.get("messages"), limits.inputs)
+    if row.path == RESPONSES_PATH:
+        check_items(request.get("input"), limits.inputs)
+    if is_limited:
+        _check_schemas(request, limits)
+    if row.counting is _PROMPT_USAGE:
+        return max(_checked_parts(member, request.get(member), limits.inputs) for member in _INPUTS)
+    return check_sequences(request, limits.sequences)
+
+
+def _check_members(request: dict[str, Any], limits: RequestLimits) -> None:
     for member in _STOPS:
         _check_length(member, request.get(member), limits.stops)
     for member in _LOGPROBS:
@@ -57,21 +74,16 @@ def check_work(row: ApiPath, request: dict[str, Any], limits: RequestLimits) -> 
     for member in _TOKEN_RULES:
         _check_length(member, request.get(member), limits.token_rules)
     _check_length("tools", request.get("tools"), limits.tools)
-    _check_length("messages", request.get("messages"), limits.inputs)
-    if row.path == RESPONSES_PATH:
-        check_items(request.get("input"), limits.inputs)
-    _check_schemas(request, limits)
-    if row.counting is Counting.PROMPT_USAGE:
-        return max(_checked_parts(member, request.get(member), limits.inputs) for member in _INPUTS)
-    return check_sequences(request, limits.sequences)
 
 
 def check_sequences(request: dict[str, Any], limit: int) -> int:
     """Returns how many answers a generating request asks for. Raises BadRequest if they are more than the limit."""
-    for member in _ANSWERS:
-        _check_number(member, request.get(member), limit)
-    member = max(_ANSWERS, key=lambda name: _number(request.get(name)))
-    answers = max(1, _number(request.get(member)))
+    member, answers = _ANSWERS[0], 1
+    for name in _ANSWERS:
+        if name in request:
+            _check_number(name, request[name], limit)
+            if (number := _number(request[name])) > answers:
+                member, answers = name, number
     prompts = _checked_parts("prompt", request.get("prompt"), limit)
     if answers * prompts > limit:
         what = f"{answers} answers to each of {prompts} prompts are {answers * prompts} sequences"
@@ -94,6 +106,8 @@ def _check_schemas(request: dict[str, Any], limits: RequestLimits) -> None:
             what = f"too many repetitions. Expected counts of at most {limits.schema_counts}, but got {count} instead."
             raise _limit_exceeded(member, what, "integer_above_max_value")
     for member, root in _roots(request):
+        if root is None:
+            continue
         if has_endless_reference(root):
             raise _limit_exceeded(member, "a $ref of its schema leads back to itself alone.", "invalid_value")
         if levels_with_references(root) > _MOST_LEVELS:

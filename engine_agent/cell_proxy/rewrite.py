@@ -4,7 +4,6 @@ same names. A body that an engine could read differently from the ingress or thi
 Bodies are sent as a whole, because an unread one could mean anything (`Upload`)."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -36,8 +35,7 @@ class NeedsStore(ValueError):
     """A request that needs stored responses of the control plane, and bypassed it. The text is the member's name."""
 
 
-@dataclass(frozen=True, slots=True)
-class BodyRewrite:
+class BodyRewrite(msgspec.Struct, frozen=True):
     """`members`: JSON text without braces. `removes_usage`: the client did not request the usage that is requested.
     `sequences`: those of the request in the engine."""
 
@@ -78,10 +76,12 @@ def rewrite_body(
     if priority is not None and (priority or request.get("priority") is not None):
         members.append(_priority(priority))
     options = None
-    if row.counting is Counting.STREAM_OPTIONS and request.get("stream") is True:
+    if request.get("stream") is True and row.counting is Counting.STREAM_OPTIONS:
         options = _usage_options(request)
     members += dialect_members(path, request)
-    members += [b'"%b":%b' % (name.encode(), bytes(value)) for name, value in engine.fixed.items() if name in request]
+    for name, value in engine.fixed.items():
+        if name in request:
+            members.append(b'"%b":%b' % (name.encode(), bytes(value)))
     if options is not None:
         members.append(b'"stream_options":' + msgspec.json.encode(options))
     return BodyRewrite(b",".join(members), removes_usage=options is not None, sequences=sequences)
@@ -114,7 +114,7 @@ def _check_members(row: ApiPath, request: dict[str, Any], engine: EngineMembers)
     _check_modalities(request, engine)
     if engine.schema_paths is not None and row.path not in engine.schema_paths:
         _check_without_schema(request)
-    for name in sorted(engine.refused & request.keys()):
+    for name in sorted(engine.refused.intersection(request)):
         raise BadRequest(f"`{name}` is not available for this model", name, code="unsupported_parameter")
     if engine.sequences is not None and row.counting is not Counting.PROMPT_USAGE:
         check_sequences(request, engine.sequences)
@@ -145,6 +145,8 @@ def _check_modalities(request: dict[str, Any], engine: EngineMembers) -> None:
     """Raises BadRequest for content that the version does not serve. Text-only engines return different errors, or
     ignore it."""
     for name in ("messages", "input"):
+        if not isinstance(request.get(name), list):
+            continue
         for kind in _kinds_of_parts(request.get(name)):
             if (modality := MODALITY_OF_PART.get(kind)) is not None and modality not in engine.modalities:
                 raise part_not_taken(kind, name, engine.modalities)
@@ -153,8 +155,9 @@ def _check_modalities(request: dict[str, Any], engine: EngineMembers) -> None:
 def _kinds_of_parts(messages: Any) -> Iterator[str]:
     """Types of parts in messages, and in results of calls within them."""
     for each in messages if isinstance(messages, list) else ():
-        for name in ("content", "output") if isinstance(each, dict) else ():
-            parts = each.get(name)
+        if not isinstance(each, dict):
+            continue
+        for parts in (each.get("content"), each.get("output")):
             for part in parts if isinstance(parts, list) else ():
                 if isinstance(part, dict) and not _is_malformed(part):
                     yield str(part.get("type") or next((kind for kind in _URL_PARTS if kind in part), ""))
@@ -274,11 +277,15 @@ class Upload:
         self._pieces = None
 
 
+def _is_encoded(headers: Headers) -> bool:
+    return any(name == b"content-encoding" and value.lower() != b"identity" for name, value in headers)
+
+
 def prepare(
     head: RequestHead, upload: Upload, metadata: RequestMetadata, settings: ProxySettings
 ) -> BodyRewrite | Refusal:
     """Adds the fleet's members and headers to `upload`, or returns a refusal."""
-    if any(name == b"content-encoding" and value.lower() != b"identity" for name, value in head.headers):
+    if b"content-encoding" in head.named and _is_encoded(head.headers):
         return refusals.body_encoded()
     priority = PRIORITIES[metadata.serving_class] if settings.priorities else None
     model = (metadata.adapter or settings.model) if metadata.is_routed else None
@@ -289,7 +296,7 @@ def prepare(
             priority,
             model,
             metadata.routed_by,
-            read_limits(head.headers),
+            read_limits(head.named),
             settings.members,
         )
     except BadHeader as error:

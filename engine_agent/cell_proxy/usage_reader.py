@@ -7,7 +7,6 @@ object, or of its `response` or `message`, counts. Text of clients and models is
 that can contain usage are parsed, and long answers and events are not kept (`JsonMember`)."""
 
 import re
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -188,8 +187,7 @@ _event = msgspec.json.Decoder(_Event)
 _usage = msgspec.json.Decoder(_Usage)
 
 
-@dataclass(frozen=True, slots=True)
-class TokenUsage:
+class TokenUsage(msgspec.Struct, frozen=True):
     """Tokens of one request. `cached` are part of `prompt`."""
 
     prompt: int
@@ -213,6 +211,11 @@ class UsageReader:
         """The usage in the event that ends the only choice, which llama.cpp's completions have instead of one without
         choices. vLLM may state that of each choice so far, so it counts only if nothing follows."""
         self.reported: TokenUsage | None = None
+
+    @property
+    def is_within_event(self) -> bool:
+        """Whether the bytes so far end within an event."""
+        return bool(self._buffer) or self._long is not None
 
     def add(self, piece: bytes, *, complete: bool) -> None:
         """Takes the next bytes of the body; `complete` with the last."""
@@ -325,6 +328,8 @@ def _plausible_usage(prompt: int, completion: Tokens, cached: int) -> TokenUsage
 _ERROR_EVENT = b'data: {"error"'
 _DONE_EVENT = b"data: [DONE]"
 _NO_CONTENT = re.compile(rb'"content": ?(?:""|null)')
+_EVENT_STARTS = (b"d", b"e", b":")
+"""Of `data`, `event`, and comments."""
 _TAIL_BYTES = 4
 """The length of an event's end."""
 
@@ -352,6 +357,10 @@ class TokenCount:
 
     def add(self, piece: bytes, *, complete: bool = False) -> int:
         """Takes the next bytes of the body. Returns how many token events end in them (0 unless streaming)."""
+        if self._streaming and not complete and self._is_ordinary(piece):
+            ended = piece.count(b"\n\n")
+            self.tokens += ended
+            return ended
         self._reader.add(piece, complete=complete)
         tail = self._tail
         self._tail = (tail + piece)[-_TAIL_BYTES:] if len(piece) < _TAIL_BYTES else piece[-_TAIL_BYTES:]
@@ -365,6 +374,20 @@ class TokenCount:
         ended = max(0, ended)
         self.tokens += ended
         return ended
+
+    def _is_ordinary(self, piece: bytes) -> bool:
+        """Whether it has only complete events with text, of which nothing but their number is of interest."""
+        return (
+            self._tail[-2:] == b"\n\n"
+            and piece[-2:] == b"\n\n"
+            and piece[:1] in _EVENT_STARTS
+            and not self._reader.is_within_event
+            and _NAME not in piece
+            and b"[]" not in piece
+            and _DONE_EVENT not in piece
+            and b"\r" not in piece
+            and not is_error_event(piece)
+        )
 
     def settle(self) -> int:
         """At the end of the answer: the reported tokens minus the counted events; often negative."""

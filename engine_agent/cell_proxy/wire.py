@@ -2,7 +2,7 @@
 7.6.1), and every body is framed anew, so that both sides agree where a message ends."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 
 from engine_agent.cell_proxy.refusal import ERROR_HEADER, RETRY_AFTER_S, RETRY_HEADER, Refusal, error_body
@@ -93,10 +93,13 @@ class RequestHead:
     expects_continue: bool
     request_id: bytes
     exchange: bytes = b""
+    path: bytes = field(init=False)
+    named: dict[bytes, bytes] = field(init=False)
+    """The headers by name. Of a repeated one, the last."""
 
-    @property
-    def path(self) -> bytes:
-        return self.target.partition(b"?")[0]
+    def __post_init__(self) -> None:
+        self.path = self.target.partition(b"?")[0]
+        self.named = dict(self.headers)
 
 
 @dataclass(slots=True)
@@ -179,14 +182,8 @@ def chunk(data: bytes) -> bytes:
 
 
 def _end_to_end(headers: Headers) -> Headers:
-    dropped = _REQUEST_OWN | _named_by_connection(headers)
-    return [pair for pair in headers if pair[0] not in dropped]
-
-
-def _named_by_connection(headers: Headers) -> set[bytes]:
-    """Headers that a Connection header declares to be hop-by-hop."""
-    named: set[bytes] = set()
-    for name, value in headers:
-        if name == b"connection":
-            named.update(token.strip().lower() for token in value.split(b","))
-    return named
+    kept = [pair for pair in headers if pair[0] not in _REQUEST_OWN]
+    hop_by_hop = {
+        token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")
+    }
+    return [pair for pair in kept if pair[0] not in hop_by_hop] if hop_by_hop else kept

@@ -110,6 +110,8 @@ def check_request(path: str, request: Mapping[str, Any]) -> None:
 
 
 def _check_members(request: Mapping[str, Any]) -> None:
+    if REFUSED.keys().isdisjoint(request):
+        return
     for name, value in request.items():
         member = REFUSED.get(name)
         if member is None or value is None or (value is False and member.is_off_if_false):

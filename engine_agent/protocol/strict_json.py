@@ -19,6 +19,8 @@ MOST_VALUES: Final = 1_000_000
 """Values in one text: a prompt of a million token ids."""
 _BRACKET = re.compile(r"[\[{\]}]")
 _LONG_NUMBER = re.compile(r"[0-9]{19}")
+_CHARS_PER_NUMBER = 32
+"""Checking a number costs as much as searching so many characters for a long one."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _NUL = "\\u0000"
 
@@ -33,15 +35,16 @@ def strict_loads(text: str | bytes, *, deepest: int = DEEPEST, any_text: bool = 
         surrogate pair, NaN, Infinity or a number over 64 bits; is nested deeper than `deepest`; or has too many values.
             The message names the problem."""
     text = _checked_text(text) if isinstance(text, str) else text.decode()  # json.loads would guess other encodings
-    if text.count("{") + text.count("[") > deepest or text.count(",") >= MOST_VALUES:
+    commas = text.count(",")
+    if text.count("{") + text.count("[") > deepest or commas >= MOST_VALUES:
         _check_shape(_without_strings(text), deepest)  # count again without the characters in strings
-    parse_int = _checked_int if _LONG_NUMBER.search(text) else None
-    value = json.loads(
-        text, object_pairs_hook=_checked_object, parse_constant=_no_number, parse_float=_finite, parse_int=parse_int
-    )
-    if _SURROGATE.search(text) and not any_text:
+    has_few_numbers = commas * _CHARS_PER_NUMBER < len(text)
+    value = (_LONG_NUMBERS if has_few_numbers or _LONG_NUMBER.search(text) else _DECODER).decode(text)
+    if any_text or "\\u" not in text:
+        return value
+    if _SURROGATE.search(text):
         _checked_text(json.dumps(value, ensure_ascii=False))
-    if _NUL in text and not any_text:
+    if _NUL in text:
         _check_names(value)
     return value
 
@@ -100,6 +103,12 @@ def _checked_int(text: str) -> int:
     if len(text) > 20 or not -(2**63) <= int(text) < 2**63:
         raise ValueError(f"the number {text[:40]} has more than 64 bits")
     return int(text)
+
+
+_DECODER: Final = json.JSONDecoder(object_pairs_hook=_checked_object, parse_constant=_no_number, parse_float=_finite)
+_LONG_NUMBERS: Final = json.JSONDecoder(
+    object_pairs_hook=_checked_object, parse_constant=_no_number, parse_float=_finite, parse_int=_checked_int
+)
 
 
 def _check_names(value: Any) -> None:

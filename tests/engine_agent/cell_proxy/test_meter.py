@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_agent.cell_proxy.admission import RequestMetadata
-from engine_agent.cell_proxy.meter import Meter, SlidingHistogram, Usage
+from engine_agent.cell_proxy.meter import Meter, SlidingHistogram, Usage, cumulative
 from engine_agent.cell_proxy.usage_rows import FORGET_AFTER_S, UsageCounts, UsageRows
 from engine_agent.protocol.load_messages import OTHER_TENANTS, Load, UsageRow
 from engine_agent.protocol.metrics import bucket_of, upper_edge_s
@@ -41,8 +41,8 @@ def test_a_correction_of_tokens_never_makes_the_rate_negative() -> None:
 def test_percentiles_are_milliseconds_of_the_last_thirty_seconds() -> None:
     meter = Meter(0.0)
     for n in range(100):
-        meter.first_token(50.0, 0.2 if n < 98 else 2.0)
-        meter.next_tokens(50.0, 0.03)
+        meter.of(ServingClass.REALTIME).ttft.record(50.0, 0.2 if n < 98 else 2.0)
+        meter.of(ServingClass.REALTIME).itl.record(50.0, 0.03)
     load = meter.load(60.0, in_flight=0, max_concurrency=4)
     assert load.ttft_p50_ms == pytest.approx(200, rel=0.05)
     assert load.ttft_p99_ms == pytest.approx(2000, rel=0.05)
@@ -149,10 +149,10 @@ def test_cumulative_counts_end_at_the_count_and_only_grow() -> None:
     histogram = SlidingHistogram(window_s=30)
     for value in (1e-5, 2e-4, 0.5, 0.5, 3.0):
         histogram.record(0.0, value)
-    counts = [count for _, count in histogram.cumulative()]
+    counts = [count for _, count in cumulative(histogram.counts())]
     assert counts == sorted(counts)
     assert counts[-1] == histogram.count
-    below = dict(histogram.cumulative())
+    below = dict(cumulative(histogram.counts()))
     assert below[1e-4] == 1
     assert below[2e-4] == 2
 
@@ -160,8 +160,17 @@ def test_cumulative_counts_end_at_the_count_and_only_grow() -> None:
 def test_what_is_longer_than_the_last_edge_is_counted_all_the_same() -> None:
     histogram = SlidingHistogram(window_s=30)
     histogram.record(0.0, 10_000.0)
-    assert histogram.cumulative()[-1][1] == 0
+    assert cumulative(histogram.counts())[-1][1] == 0
     assert histogram.count == 1
+
+
+def test_the_last_seconds_of_a_window_are_counted_by_themselves() -> None:
+    histogram = SlidingHistogram(window_s=30)
+    for second in range(30):
+        histogram.record(float(second), 0.5)
+    recent = [histogram.recent(29.5, seconds).total() for seconds in (1, 10, 30)]
+    assert recent == [1, 10, 30]
+    assert histogram.recent_count(29.5) == 30
 
 
 REALTIME = ServingClass.REALTIME

@@ -116,9 +116,9 @@ TRUSTED = {
 
 
 def _is_loose(node: ast.AST) -> bool:
-    """Whether it calls `json.loads` or `json.load`."""
+    """Whether it calls `json.loads` or `json.load`, or makes a decoder."""
     match node:
-        case ast.Call(func=ast.Attribute(value=ast.Name(id="json"), attr="loads" | "load")):
+        case ast.Call(func=ast.Attribute(value=ast.Name(id="json"), attr="loads" | "load" | "JSONDecoder")):
             return True
     return False
 
@@ -136,7 +136,9 @@ def loose_readers() -> Iterator[str]:
     ):
         for path in sorted((ROOT / package).rglob("*.py")):
             text = path.read_text()
-            if "json.load" in text and any(_is_loose(node) for node in ast.walk(ast.parse(text))):
+            if ("json.load" in text or "json.JSONDecoder" in text) and any(
+                _is_loose(node) for node in ast.walk(ast.parse(text))
+            ):
                 yield path.relative_to(ROOT).as_posix()
 
 
