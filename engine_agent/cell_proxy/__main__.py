@@ -38,6 +38,7 @@ def parse_arguments(arguments: list[str]) -> ProxySettings:
     parser.add_argument("--max-concurrency", type=_positive, required=True)
     parser.add_argument("--priorities", action="store_true", help="the engine schedules by priority")
     parser.add_argument("--orders-classes", action="store_true", help="the engine limits batch prompts in its steps")
+    parser.add_argument("--replays", action="store_true", help="the engine continues streams of other cells")
     parser.add_argument(
         "--engine-members", dest="members", type=_members, default=EngineMembers(), help="JSON: see EngineMembers"
     )

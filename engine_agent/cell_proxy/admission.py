@@ -15,6 +15,7 @@ import msgspec
 from engine_agent.cell_proxy import refusal as refusals
 from engine_agent.cell_proxy.prefix_index import MATCHED_HEADER, PREFIXES_HEADER, RequestPrefixes, read_prefixes
 from engine_agent.cell_proxy.refusal import Refusal
+from engine_agent.protocol.continuation import CONTINUATION_HEADER, REPLAYED_HEADER
 from engine_agent.protocol.load_messages import OTHER_TENANTS
 from engine_agent.protocol.request_limits import DEFAULT_LIMITS, RequestLimits, limits_from_text
 from engine_agent.protocol.states import Phase, ServingClass
@@ -34,6 +35,7 @@ _KEY = re.compile(rb"[0-9a-f]{4,16}")
 """As in `engine_agent.ingress.key_map`."""
 _MILLISECONDS = re.compile(rb"-?\d{1,10}")
 """Up to 115 days. A longer limit counts as none."""
+_TOKENS = re.compile(rb"[0-9]{1,6}")
 _BYTES = re.compile(rb"[0-9]{1,9}")
 _UNIX_MS = re.compile(rb"\d{13}")
 OVERLOAD_FACTOR = 2.0
@@ -72,6 +74,10 @@ class RequestMetadata(msgspec.Struct, frozen=True):
     adapter: str = ""
     prefixes: RequestPrefixes | None = None
     matched_bytes: int | None = None
+    is_marked: bool = False
+    """A relay requested marks, to continue the stream elsewhere."""
+    replayed: int | None = None
+    """Tokens of a stream that this request continues. Another cell has counted them, and the prompt."""
 
 
 class BadHeader(ValueError):
@@ -109,7 +115,16 @@ def read_metadata(named: Mapping[bytes, bytes], now: float) -> RequestMetadata:
         _unquoted(given(ADAPTER_HEADER, b"")),
         None if prefixes is None else read_prefixes(prefixes),
         int(matched) if matched is not None and _BYTES.fullmatch(matched) else None,
+        *_continuation(named),
     )
+
+
+def _continuation(named: Mapping[bytes, bytes]) -> tuple[bool, int | None]:
+    """Whether a relay requested marks, and how many tokens it repeats."""
+    if named.get(CONTINUATION_HEADER) != b"on":
+        return False, None
+    replayed = named.get(REPLAYED_HEADER, b"")
+    return True, int(replayed) if _TOKENS.fullmatch(replayed) else None
 
 
 def _unquoted(value: bytes) -> str:

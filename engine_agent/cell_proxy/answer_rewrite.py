@@ -12,6 +12,7 @@ from engine_agent.cell_proxy.api_paths import CELL_PATHS
 from engine_agent.cell_proxy.engine_errors import EngineError, error_in_form, read_error
 from engine_agent.cell_proxy.refusal import Refusal, error_event
 from engine_agent.protocol.api_surface import Counting, ErrorForm
+from engine_agent.protocol.continuation import broken_mark
 
 _END = b"\n\n"
 _FOREIGN_END = b"\r\n\r\n"
@@ -34,16 +35,19 @@ class AnswerRewrite(Protocol):
         """The event that ends a broken stream. `at_boundary` False: it broke inside an event, which is ended first."""
 
 
-def answer_rewrite(path: bytes, *, streaming: bool, hides_usage: bool = False) -> AnswerRewrite:
-    """The rewrite for an answer of this path. `hides_usage`: the client did not request usage."""
+def answer_rewrite(
+    path: bytes, *, streaming: bool, hides_usage: bool = False, marks_errors: bool = False
+) -> AnswerRewrite:
+    """The rewrite for an answer of this path. `hides_usage`: the client did not request usage. `marks_errors`: a relay
+    continues the stream elsewhere if its engine fails."""
     row = CELL_PATHS.get(path)
     if row is not None and row.errors is ErrorForm.ANTHROPIC:
-        return MessageEvents(path) if streaming else WholeMessage()
+        return MessageEvents(path, marks_errors) if streaming else WholeMessage()
     if not streaming:
         return Unchanged()
     if row is not None and row.counting is Counting.RESPONSE_USAGE:
-        return ResponseEvents(path)
-    return UsageHidden(path) if hides_usage else ChoiceEvents(path)
+        return ResponseEvents(path, marks_errors)
+    return UsageHidden(path, marks_errors) if hides_usage else ChoiceEvents(path, marks_errors)
 
 
 class Unchanged:
@@ -76,8 +80,9 @@ class ChoiceEvents:
     marks: ClassVar[tuple[bytes, ...]] = (b'data: {"error"',)
     """An event without any of these is not changed. Text that a model writes has none: its quotes are escaped."""
 
-    def __init__(self, path: bytes) -> None:
+    def __init__(self, path: bytes, marks_errors: bool = False) -> None:
         self._path = path
+        self._marks_errors = marks_errors
         self._buffer = b""
 
     def filter(self, piece: bytes, *, complete: bool) -> bytes:
@@ -102,7 +107,13 @@ class ChoiceEvents:
     def change(self, event: bytes, end: bytes) -> bytes:
         """The event for the client, with its end; empty to drop it."""
         error = self.error_of(event) if event.startswith(b'data: {"error"') else None
-        return event + end if error is None else b"data: " + error_in_form(self._path, error) + end
+        if error is None:
+            return event + end
+        return self.mark_of(error) + b"data: " + error_in_form(self._path, error) + end
+
+    def mark_of(self, error: EngineError) -> bytes:
+        """The mark before an error by which the engine, and not the request, failed."""
+        return broken_mark("engine_error") if self._marks_errors and error.status >= 500 else b""
 
     def error_of(self, event: bytes) -> EngineError | None:
         data = _data_of(event)
@@ -132,7 +143,9 @@ class MessageEvents(ChoiceEvents):
             return _MESSAGE_ID.sub(_OUR_MESSAGE_ID, event, count=1) + end
         is_error = event.startswith((b"event: error", b'data: {"error"'))
         error = self.error_of(event) if is_error else None
-        return event + end if error is None else b"event: error\ndata: " + error_in_form(self._path, error) + end
+        if error is None:
+            return event + end
+        return self.mark_of(error) + b"event: error\ndata: " + error_in_form(self._path, error) + end
 
 
 class ResponseEvents(ChoiceEvents):
@@ -140,8 +153,8 @@ class ResponseEvents(ChoiceEvents):
 
     marks = (b'"response"', b'"error"')
 
-    def __init__(self, path: bytes) -> None:
-        super().__init__(path)
+    def __init__(self, path: bytes, marks_errors: bool = False) -> None:
+        super().__init__(path, marks_errors)
         self._begun: dict[str, Any] | None = None
         self._events = 0
         self._has_ended = False
@@ -165,7 +178,7 @@ class ResponseEvents(ChoiceEvents):
         if isinstance(data.get("error"), dict) or data.get("type") == "error":
             self._has_ended = True
             error = self.error_of(event) or EngineError(500, "the engine failed")
-            return self._failed(error, data.get("sequence_number", self._events)) + end
+            return self.mark_of(error) + self._failed(error, data.get("sequence_number", self._events)) + end
         if not isinstance(response, dict):
             return event + end
         if data.get("type") == "response.created":

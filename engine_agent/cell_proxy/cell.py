@@ -44,6 +44,9 @@ class InFlight(Protocol):
 
     def cut(self, refusal: Refusal) -> None: ...
 
+    def leave(self) -> None:
+        """The cell drains: a stream that can continue elsewhere does."""
+
 
 class Cell:
     def __init__(self, settings: ProxySettings, log: LineLog) -> None:
@@ -220,6 +223,9 @@ class Cell:
             self.phase = phase
             self.watch.changed()
             self.log.event(event="phase", cell=self.settings.cell, phase=phase, in_flight=len(self.in_flight))
+            if phase is not Phase.SERVE:
+                for request in tuple(self.in_flight):
+                    request.leave()
 
     async def is_engine_well(self) -> bool:
         """Checks /health until it has answered or the engine counts as unhealthy, because a request saw the engine

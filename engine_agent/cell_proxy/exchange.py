@@ -32,8 +32,13 @@ from engine_agent.cell_proxy.wire import (
     response_bytes,
     response_head,
 )
+from engine_agent.protocol.continuation import LEAVING_MARK, broken_mark
 from engine_agent.protocol.proxy_messages import INGRESS_HEADER
-from engine_agent.protocol.states import ServingClass
+from engine_agent.protocol.states import Phase, ServingClass
+
+LEAVES_WITHIN_S = 1.0
+"""How long a stream pauses for a relay to move it, when the cell drains."""
+_BROKEN = frozenset({RequestOutcome.ENGINE_ERROR, RequestOutcome.PROXY_ERROR})
 
 
 def ingress_of(head: RequestHead, client: ClientConnection) -> str:
@@ -68,6 +73,7 @@ class Exchange:
         self._started = self._response_begun = self._ended = False
         self._keep_alive = self._chunked = False
         self._verifying = self._download_paused = False
+        self._is_leaving = False
         self._engine_failure = ""
         self._last_byte_at = self._record.began_at
 
@@ -88,7 +94,8 @@ class Exchange:
     @contained
     def client_gone(self) -> None:
         status = self._response.status if self._response_begun and self._response else CLIENT_GONE_STATUS
-        self._close_with(RequestOutcome.CLIENT_GONE, status)
+        moved = self._record.has_left and self._response_begun
+        self._close_with(RequestOutcome.MOVED if moved else RequestOutcome.CLIENT_GONE, status)
 
     @contained
     def download_paused(self) -> None:
@@ -112,7 +119,7 @@ class Exchange:
         verified."""
         if self._connection is None:
             return
-        if self._download_paused or self._verifying:
+        if self._download_paused or self._verifying or self._is_leaving:
             self._connection.pause_reading()
         else:
             self._connection.resume_reading()
@@ -129,6 +136,21 @@ class Exchange:
             self._fail(refusals.engine_silent(silence_s), RequestOutcome.ENGINE_ERROR)
         elif self._cell.health.bad_for_s(now) >= self._limits.abandon_after_s:
             self._engine_failed(self._cell.health.reason)
+
+    @contained
+    def leave(self) -> None:
+        """Tells the relay that the stream may continue elsewhere, and waits a moment for it to do so. Then the answer
+        ends with the last mark, and no token is generated twice."""
+        if self._record.has_left or self._ended or not (self._chunked and self._record.metadata.is_marked):
+            return
+        self._record.has_left = self._is_leaving = True
+        self._client.write(chunk(LEAVING_MARK + b"\n"))
+        self._govern_engine()
+        asyncio.get_running_loop().call_later(LEAVES_WITHIN_S, self._stay)
+
+    def _stay(self) -> None:
+        self._is_leaving = False
+        self._govern_engine()
 
     @contained
     def cut(self, refusal: Refusal) -> None:
@@ -194,7 +216,9 @@ class Exchange:
     @contained
     def begin(self) -> None:
         """Sends the request to the engine, after a prefill cell has read the prompt if one is to."""
-        self._handover = self._cell.handovers.begin(self._head, self._upload.whole(), self._record.metadata)
+        metadata = self._record.metadata
+        if metadata.replayed is None:  # tokens of another cell are no part of a prompt that a prefill cell could read
+            self._handover = self._cell.handovers.begin(self._head, self._upload.whole(), metadata)
         if self._handover is None:
             self._take_connection()
         else:
@@ -332,7 +356,10 @@ class Exchange:
             self._cell.batch.read(self)
         if self._rewrite is None:
             streaming = response.is_stream and response.content_length is None
-            self._rewrite = answer_rewrite(self._head.path, streaming=streaming, hides_usage=self._hides_usage)
+            marked = self._record.metadata.is_marked
+            self._rewrite = answer_rewrite(
+                self._head.path, streaming=streaming, hides_usage=self._hides_usage, marks_errors=marked
+            )
         shown = self._rewrite.filter(body, complete=complete)
         if not (shown or complete or self._response_begun):
             return  # an incomplete event: the answer begins with its end
@@ -343,6 +370,8 @@ class Exchange:
         self._client.write(framed)
         if complete:
             self._finish(response)
+        elif opening and self._cell.phase is not Phase.SERVE:
+            self.leave()
 
     def _open(self, response: ResponseHead) -> bytes:
         """Begins the answer. From here on the request cannot be repeated."""
@@ -393,6 +422,8 @@ class Exchange:
             self._client.answered(keep_alive=keep_alive)
         elif self._rewrite is not None and response.is_stream and response.content_length is None:
             event = self._rewrite.failure(refusal, at_boundary=self._record.at_event_boundary)
+            if self._record.metadata.is_marked and outcome in _BROKEN:
+                event = b"\n\n" + broken_mark(refusal.code) + event.lstrip(b"\n")
             self._client.write(chunk(event) + LAST_CHUNK if self._chunked else event)
             self._client.answered(keep_alive=False)
         else:

@@ -219,6 +219,8 @@ class Meter:
         self.probes = ProbeMeter()
         self.unreported_total = 0
         """Requests without usage reported by an engine."""
+        self.replayed_total = 0
+        """Tokens that the engine read as prompts, and that another cell has counted."""
         self._tokens = SlidingSum()
         self._started_at = started_at
         self._sized_bytes = self._sized_tokens = 0

@@ -81,6 +81,8 @@ class PrefillExchange:
     def cut(self, refusal: Refusal) -> None:
         self.refuse(refusal)
 
+    def leave(self) -> None: ...
+
     # --- what it does ---
 
     def _start(self, body: bytes) -> None:

@@ -119,6 +119,10 @@ def prefill_failed(reason: str) -> Refusal:
     return Refusal(502, "prefill_failed", f"the prompt was not read: {reason}")
 
 
+def not_continued() -> Refusal:
+    return Refusal(409, "continuation_refused", "the engine of this cell cannot continue streams of other cells")
+
+
 def deadline_passed() -> Refusal:
     return Refusal(504, "deadline_exceeded", "the request's deadline had passed before it was answered", is_final=True)
 

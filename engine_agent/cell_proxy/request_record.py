@@ -13,6 +13,7 @@ from engine_agent.cell_proxy.admission import RequestMetadata, waited_at_ingress
 from engine_agent.cell_proxy.api_paths import counting_of
 from engine_agent.cell_proxy.cell import Cell
 from engine_agent.cell_proxy.engine_counters import fetch_usage
+from engine_agent.cell_proxy.marks import MarkCount, fresh
 from engine_agent.cell_proxy.meter import ClassMeter, Usage
 from engine_agent.cell_proxy.rewrite import Upload
 from engine_agent.cell_proxy.usage_reader import TokenCount
@@ -30,6 +31,7 @@ class RequestOutcome(StrEnum):
     ENGINE_ERROR = "engine_error"
     CLIENT_GONE = "client_gone"
     TOO_LATE = "too_late"
+    MOVED = "moved"
     PROXY_ERROR = "proxy_error"
 
 
@@ -70,6 +72,9 @@ class RequestRecord:
         self.metadata = RequestMetadata()
         self.cached_elsewhere: int | None = None
         """Tokens of its prompt that were in the cache of the prefill cell that read it; None if none did."""
+        self.has_left = False
+        """Its stream was told to continue at another cell."""
+        self._marks: MarkCount | None = None
         self._counting = counting_of(head.method, head.path)
         self._tokens = _NO_ANSWER
         self._meter: ClassMeter | None = None
@@ -108,6 +113,9 @@ class RequestRecord:
             if (prompt := self._prompt_from_head()) is not None:
                 self._cell.cache.count(self._head.exchange, prompt)
             self._tokens = TokenCount(self._counting, streaming=response.is_stream and response.status < 400)
+            self._marks = MarkCount() if self.metadata.is_marked and response.is_stream else None
+        if self._marks is not None:
+            self._marks.add(body)
         events = self._tokens.add(body, complete=complete)
         if not events:
             return
@@ -141,7 +149,7 @@ class RequestRecord:
 
     def complete(self, response: ResponseHead) -> None:
         now = monotonic()
-        self._cell.meter.tokens(now, self._tokens.settle())
+        self._cell.meter.tokens(now, self._tokens.settle() - (self.metadata.replayed or 0))
         failed = response.status >= 500 or self._tokens.errors > 0
         if not failed and (self._tokens.tokens or self._tokens.reported):
             self._cell.health.token_seen(now)
@@ -166,26 +174,36 @@ class RequestRecord:
         if self._is_to_be_asked_for(ending, is_whole=is_whole):
             self._cell.settle_later(self._ask_and_settle(self._row, ending))
         else:
-            reported = self._tokens.reported
-            self._settle(
-                self._row,
-                ending,
-                NO_USAGE if reported is None else Usage(reported.prompt, reported.completion, reported.cached),
-            )
+            self._settle(self._row, ending, self._known_usage())
+
+    def _known_usage(self) -> Usage:
+        """What the answer states: its usage, or else its marks."""
+        reported = self._tokens.reported
+        if reported is not None:
+            return Usage(reported.prompt, reported.completion, reported.cached)
+        return NO_USAGE if self._marks is None else self._marks.usage()
+
+    @property
+    def _ends_by_marks(self) -> bool:
+        """Whether another cell continues from the last mark, whatever this engine has computed since."""
+        return self._marks is not None and self._marks.prompt is not None
 
     def _is_to_be_asked_for(self, ending: "Ending", *, is_whole: bool) -> bool:
         """Whether the engine may have computed tokens that it did not report."""
         if self._tokens.reported is not None or self._counting is _NOT_COUNTED or not self._head.exchange:
+            return False
+        if self._ends_by_marks and (self.has_left or ending.outcome is RequestOutcome.ENGINE_ERROR):
             return False
         return ending.status < 400 if is_whole else ending.outcome is not _REFUSED
 
     async def _ask_and_settle(self, row: UsageCounts, ending: "Ending") -> None:
         reported = await fetch_usage(self._cell.pool, self._head.exchange)
         self._cell.meter.unreported_total += reported is None
-        usage = (
-            self._estimate(ending) if reported is None else Usage(reported.prompt, reported.completion, reported.cached)
-        )
-        self._settle(row, ending, usage)
+        if reported is None:
+            self._settle(row, ending, self._estimate(ending))
+        else:  # the engine counts what it generated, without the repeated tokens
+            repeated = self.metadata.replayed or 0
+            self._settle(row, ending, Usage(reported.prompt, reported.completion + repeated, reported.cached))
 
     def _estimate(self, ending: "Ending") -> Usage:
         """Estimates unreported usage: the tokens that arrived, and the prompt if the engine stated its length. An
@@ -203,7 +221,11 @@ class RequestRecord:
     def _settle(self, row: UsageCounts, ending: "Ending", usage: Usage) -> None:
         if self.cached_elsewhere is not None:  # its engine counts all tokens from the prefill cell as cached
             usage = structs.replace(usage, cached=min(usage.cached, self.cached_elsewhere))
-        counted = self._cell.meter.settled(self.metadata, row, usage, body_bytes=self._upload.size_bytes)
+        counted = self._cell.meter.settled(
+            self.metadata, row, fresh(usage, self.metadata.replayed), body_bytes=self._upload.size_bytes
+        )
+        if self.metadata.replayed is not None and usage.prompt:
+            self._cell.meter.replayed_total += usage.prompt + self.metadata.replayed
         if not usage.estimated:
             self._cell.cache.settle(self._head.exchange, self.metadata, usage.prompt, usage.cached)
         self._write(ending, counted)

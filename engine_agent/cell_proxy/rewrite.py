@@ -16,6 +16,7 @@ from engine_agent.cell_proxy.request_work import check_sequences, check_work
 from engine_agent.cell_proxy.settings import EngineMembers, ProxySettings
 from engine_agent.cell_proxy.wire import ENGINE_PRIORITY_HEADER, Headers, RequestHead, request_head
 from engine_agent.protocol.api_surface import ApiPath, Counting
+from engine_agent.protocol.continuation import CONTINUATION_HEADER, CONTINUATION_MEMBER
 from engine_agent.protocol.request_bodies import MODALITY_OF_PART, BadRequest, part_not_taken
 from engine_agent.protocol.request_checks import check_request
 from engine_agent.protocol.request_limits import RequestLimits
@@ -52,18 +53,22 @@ def rewrite_body(
     routed_by: str | None = None,
     limits: RequestLimits | None = None,
     engine: EngineMembers = EngineMembers(),  # noqa: B008 (it is frozen)
+    *,
+    is_replay: bool = False,
 ) -> BodyRewrite:
     """The members to add to a request. `priority` None: the engine has none; `limits` None: another cell has checked
     them. `model`: the engine's name, None for the one in the request. `routed_by`: the name that the ingress read in
-    the body, None if unknown. `engine`: what clients may not set freely. Raises BadBody (see `request_of`; or
-    the body names another model than the ingress read in it). Raises BadRequest (see `check_request` and `check_work`).
-    Raises NeedsStore if it is a response that an engine, which keeps nothing, would answer as if it were a plain
-    one."""
+    the body, None if unknown. `engine`: what clients may not set freely. `is_replay`: a relay sent it. Raises BadBody
+    (see `request_of`; or the body names another model than the ingress read in it). Raises BadRequest (see
+    `check_request` and `check_work`). Raises NeedsStore if it is a response that an engine, which keeps nothing, would
+    answer as if it were a plain one."""
     row = CELL_PATHS.get(path)
     if row is None or not row.has_model or body == b"":
         return BodyRewrite()
     priority = priority if row.has_priority else None
     request = request_of(body)
+    if is_replay:
+        request.pop(CONTINUATION_MEMBER, None)
     check_request(path.decode(), request)
     sequences = 1 if limits is None else check_work(row, request, limits)
     _check_members(row, request, engine)
@@ -287,6 +292,8 @@ def prepare(
     """Adds the fleet's members and headers to `upload`, or returns a refusal."""
     if b"content-encoding" in head.named and _is_encoded(head.headers):
         return refusals.body_encoded()
+    if metadata.replayed is not None and not settings.replays:
+        return refusals.not_continued()
     priority = PRIORITIES[metadata.serving_class] if settings.priorities else None
     model = (metadata.adapter or settings.model) if metadata.is_routed else None
     try:
@@ -298,6 +305,7 @@ def prepare(
             metadata.routed_by,
             read_limits(head.named),
             settings.members,
+            is_replay=metadata.replayed is not None,
         )
     except BadHeader as error:
         return error.refusal
@@ -307,6 +315,8 @@ def prepare(
         return refusals.needs_store(str(member))
     except BadBody as error:
         return refusals.bad_body(str(error))
+    if metadata.is_marked and settings.replays:
+        upload.headers.append((CONTINUATION_HEADER, b"on"))
     if priority:
         upload.headers.append((ENGINE_PRIORITY_HEADER, b"%d" % priority))
     upload.members = rewrite.members

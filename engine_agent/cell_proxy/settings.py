@@ -113,6 +113,8 @@ class ProxySettings:
     """The engine schedules by priority, so it gets that of each request's class."""
     orders_classes: bool = False
     """The engine limits batch prompts in each step, so several may be before their first token."""
+    replays: bool = False
+    """The engine marks tokens in streams, and continues streams of other cells."""
     cell_role: CellRole = CellRole.MIXED
     kv_layout: str = ""
     """Fingerprint of the KV cache that cells hand over. Only equal ones pair."""

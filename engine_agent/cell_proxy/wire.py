@@ -7,6 +7,7 @@ from http import HTTPStatus
 
 from engine_agent.cell_proxy.refusal import ERROR_HEADER, RETRY_AFTER_S, RETRY_HEADER, Refusal, error_body
 from engine_agent.protocol.api_surface import ErrorForm
+from engine_agent.protocol.continuation import AVOIDED_HEADER, CONTINUATION_HEADER, REPLAYED_HEADER, VERSION_HEADER
 from engine_agent.protocol.proxy_messages import EXCHANGE_HEADER, INGRESS_HEADER
 
 Headers = list[tuple[bytes, bytes]]
@@ -28,9 +29,11 @@ _HOP_BY_HOP = frozenset(
 _FOR_THE_CELL = {
     b"x-switchyard-adapter",
     b"x-switchyard-arrived-ms",
+    AVOIDED_HEADER,
     b"x-switchyard-cache-matched",
     b"x-switchyard-cache-prefixes",
     b"x-switchyard-class",
+    CONTINUATION_HEADER,
     b"x-switchyard-deadline-ms",
     b"x-switchyard-deployment",
     b"x-switchyard-handover",
@@ -41,8 +44,10 @@ _FOR_THE_CELL = {
     b"x-switchyard-limits",
     b"x-switchyard-model",
     b"x-switchyard-pool",
+    REPLAYED_HEADER,
     b"x-switchyard-server",
     b"x-switchyard-tenant",
+    VERSION_HEADER,
 }
 """Headers from the ingress to the cell. The engine does not get them."""
 ENGINE_PRIORITY_HEADER = b"x-vllm-priority"

@@ -37,6 +37,9 @@ ADAPTERS: Mapping[str, EngineAdapter] = {
 KV_TRANSFER_ENGINES = frozenset({SimAdapter.name, VllmAdapter.name})
 """Engines that hand prompts over to each other."""
 
+REPLAYING_ENGINES = frozenset({SimAdapter.name, VllmAdapter.name})
+"""Engines that mark tokens in streams, and continue the streams of other cells."""
+
 
 def engine_adapter(engine: str) -> EngineAdapter:
     """Returns the adapter of an engine. Raises EngineUnavailable if no engine has this name."""

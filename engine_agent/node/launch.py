@@ -11,7 +11,7 @@ import msgspec
 
 from engine_agent.engines.base import LOOPBACK, EngineContext, Launch, TunesProxy, json_option
 from engine_agent.engines.generic.environment import HEALTH_PATH
-from engine_agent.engines.registry import ADAPTERS
+from engine_agent.engines.registry import ADAPTERS, REPLAYING_ENGINES
 from engine_agent.protocol.engine_options import (
     BATCH_PROMPTS_UNLIMITED,
     PRIORITY_SCHEDULING,
@@ -77,6 +77,7 @@ def proxy_launch(assignment: Assignment, context: EngineContext, identity: Path 
         *_role(assignment),
         *_prompt_limit(assignment.plan),
         *(("--priorities",) if _schedules_by_priority(assignment.plan) else ()),
+        *(("--replays",) if assignment.plan.engine in REPLAYING_ENGINES else ()),
         *(("--orders-classes",) if _orders_classes(assignment.plan) else ()),
         *(word for modality in assignment.plan.modalities for word in ("--modality", modality)),
         *_of_the_engine(assignment.plan),

@@ -144,7 +144,8 @@ class IngressReport(Struct, frozen=True, tag="ingress_report"):
 
 class CellEndpoint(Struct, frozen=True):
     """One cell as an ingress sees it. `drain`: finish running requests, send no new ones. `node`: its leader, whose
-    certificate the cell must show; empty in tables of the previous release."""
+    certificate the cell must show; empty in tables of the previous release. `version`: a stream continues at cells of
+    its own version."""
 
     cell: str
     generation: int
@@ -153,6 +154,7 @@ class CellEndpoint(Struct, frozen=True):
     max_connections: int
     drain: bool = False
     node: str = ""
+    version: str = ""
 
 
 def cell_server_name(cell: str, generation: int) -> str:
@@ -219,8 +221,8 @@ class Pool(Struct, frozen=True, omit_defaults=True):
     in seconds since 1970; 0: unknown. Both are shown in the list of models. `adapters` are served next to `models`.
     `hold` None: requests without a cell are rejected. `by_cache`: of the cells that affinity allows, the one with most
     of the request's text in its cache comes first. `shares_caches`: tenants may find each other's prompts in caches of
-    its cells. `request_limits`: differences from the default limits
-    (`engine_agent.protocol.request_limits.limits_text`)."""
+    its cells. `continues`: a stream whose cell fails or leaves continues at another one. `request_limits`: differences
+    from the default limits (`engine_agent.protocol.request_limits.limits_text`)."""
 
     name: str
     models: tuple[str, ...]
@@ -236,6 +238,7 @@ class Pool(Struct, frozen=True, omit_defaults=True):
     by_cache: bool = False
     shares_caches: bool = False
     request_limits: str = ""
+    continues: bool = False
 
 
 class Split(Struct, frozen=True):

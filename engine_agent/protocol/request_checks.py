@@ -45,6 +45,9 @@ REQUEST_MEMBERS: Final = (
         "tells an engine whose memory to read and which to hold; only the fleet may",
     ),
     RequestMember("ec_transfer_params", MemberRule.REFUSED, "the same as `kv_transfer_params`, for encoded media"),
+    RequestMember(
+        "switchyard_continuation", MemberRule.REFUSED, "repeats the tokens of another cell; only the fleet may"
+    ),
     RequestMember("vllm_xargs", MemberRule.REFUSED, "is for engine plugins, and there are none"),
     RequestMember(
         "request_id",

@@ -44,7 +44,7 @@ class LocalProxy:
 
 @asynccontextmanager
 async def proxy_of(
-    script: Script = answer_one_token, *, max_prompt_tokens: int | None = None
+    script: Script = answer_one_token, *, max_prompt_tokens: int | None = None, replays: bool = False
 ) -> AsyncIterator[LocalProxy]:
     async with running_engine(script) as engine:
         address = ("127.0.0.1", 0, 0, "127.0.0.1", engine.port)
@@ -52,6 +52,7 @@ async def proxy_of(
             *("n-1", "c-1", 1, *address, "tiny", 4),
             adapters=frozenset({"acme/tuned"}),
             max_prompt_tokens=max_prompt_tokens,
+            replays=replays,
             limits=LIMITS,
         )
         null = os.open(os.devnull, os.O_WRONLY)

@@ -233,6 +233,8 @@ class Request:
 
     def cut(self, refusal: Refusal) -> None: ...
 
+    def leave(self) -> None: ...
+
 
 def reports_steps(engine: Engine, steps: int, prompt: int, completion: int) -> None:
     page = STEPS_PAGE.format(steps=steps, prompt=prompt, completion=completion).encode()
