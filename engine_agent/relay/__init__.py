@@ -1,0 +1,1 @@
+"""The relay of an ingress: continues streams whose cell failed or leaves."""

@@ -1,0 +1,445 @@
+"""One request in the relay. Its first run goes to HAProxy as it came, with the request for marks. A stream that breaks,
+leaves or stalls is run again at another cell, which repeats what the client has and continues. An answer that is not
+streamed is kept until it is whole, and its request is repeated instead.
+
+While a stream leaves a cell that still works, its old run only pauses. It resumes if no other cell takes the stream."""
+
+import asyncio
+from time import monotonic
+from typing import Final
+
+import msgspec
+
+from engine_agent.cell_proxy.downstream import ClientConnection, contained, contained_task
+from engine_agent.cell_proxy.refusal import Refusal, proxy_failed
+from engine_agent.cell_proxy.upstream import EngineConnection, UpstreamFault
+from engine_agent.cell_proxy.wire import (
+    CONTINUE,
+    LAST_CHUNK,
+    RequestHead,
+    ResponseHead,
+    chunk,
+    refusal_response,
+    response_bytes,
+)
+from engine_agent.protocol.continuation import SERVER_HEADER, VERSION_HEADER
+from engine_agent.relay import continuable
+from engine_agent.relay.dialects import Dialect, dialect_of
+from engine_agent.relay.marked_stream import Diverged, MarkedStream, groups_of
+from engine_agent.relay.meter import RelayMeter
+from engine_agent.relay.repeat import Repeat, first_request, repeated_request, response_opening
+from engine_agent.relay.run import HaproxyPool, Run
+
+MOST_WHOLE_BYTES: Final = 256 * 1024
+"""An answer up to here is kept until it is whole. The rest of a longer one passes, and is not repeated."""
+MOST_OPENING_BYTES: Final = 16 * 1024
+AGAIN_AFTER_S: Final = 0.1
+"""Between two attempts to continue a stream for which no cell is free."""
+_NO_CELL: Final = frozenset({425, 429, 502, 503, 504})
+
+
+def _failed(code: str) -> Refusal:
+    return Refusal(502, code, "the cell of this stream failed, and no other cell could continue it")
+
+
+class Exchange:
+    """Implements `Responder`."""
+
+    def __init__(self, pool: HaproxyPool, meter: RelayMeter, head: RequestHead, client: ClientConnection) -> None:
+        self._pool = pool
+        self._meter = meter
+        self._head = head
+        self._client = client
+        self._dialect: Dialect | None = dialect_of(head.path)
+        self._pieces: list[bytes] = []
+        self._body: bytes | None = None
+        self._run = Run(self, None)
+        self._next: Run | None = None
+        self._taken: asyncio.Future[str] | None = None
+        """Why the next run was refused; empty once it gives the client something new."""
+        self._task: asyncio.Task[None] | None = None
+        self._whole = bytearray()
+        self._opening = b""
+        self._begun = self._ended = self._paused = False
+        self._keep_alive = self._chunked = False
+        self._deaths = self._moves = self._repeats = 0
+        self._avoided: list[bytes] = []
+        self._version = b""
+        self._broke_at = 0.0
+        self._why, self._attempts = "", 0
+        meter.requests += 1
+        meter.open += 1
+
+    @property
+    def is_over(self) -> bool:
+        return self._ended
+
+    # --- Responder: from the client ---
+
+    @contained
+    def feed(self, data: bytes, *, complete: bool) -> None:
+        self._pieces.append(data)
+        if complete and self._body is None and not self._ended:
+            self._body, self._pieces = b"".join(self._pieces), []
+            self._meter.kept_bytes += len(self._body)
+            self._send_first()
+        elif self._head.expects_continue and not complete and len(self._pieces) == 1:
+            self._client.write(CONTINUE)
+
+    @contained
+    def refuse(self, refusal: Refusal) -> None:
+        self._refuse(refusal)
+
+    @contained
+    def client_gone(self) -> None:
+        self._end()
+
+    @contained
+    def download_paused(self) -> None:
+        self._paused = True
+        self._run.pause()
+
+    @contained
+    def download_resumed(self) -> None:
+        self._paused = False
+        if self._next is None:
+            self._run.resume()
+
+    def crashed(self, error: Exception) -> None:
+        if not self._begun and not self._ended:
+            self._refuse(proxy_failed())
+        elif not self._ended:
+            self._end()
+            self._client.abort()
+
+    @contained
+    def check(self, now: float) -> None:
+        """Moves a stream whose cell is silent."""
+        stream = self._run.stream
+        is_running = self._begun and stream is not None and self._task is None and not self._paused
+        if is_running and now - self._run.last_byte_at >= continuable.STALLED_AFTER_S:
+            self._run.last_byte_at = now
+            self._leave("stalled")
+
+    # --- the first run ---
+
+    def _send_first(self) -> None:
+        connection = self._pool.take()
+        if connection is None:
+            self._task = asyncio.get_running_loop().create_task(self._send_on_new())
+        else:
+            self._send_on(connection)
+
+    @contained_task
+    async def _send_on_new(self) -> None:
+        try:
+            connection = await self._pool.connect()
+        except OSError as error:
+            self._task = None
+            self._refuse(Refusal(503, "ingress_away", f"the relay cannot reach its ingress: {error}"))
+            return
+        self._task = None
+        self._send_on(connection)
+
+    def _send_on(self, connection: EngineConnection) -> None:
+        body = self._body or b""
+        self._run.connection, connection.receiver = connection, self._run
+        connection.write(first_request(self._head, body))
+        if len(body) > continuable.MOST_BODY_BYTES or self._meter.kept_bytes > continuable.MOST_KEPT_BYTES:
+            self._forget()
+
+    # --- from a cell ---
+
+    @contained
+    def received(self, run: Run, body: bytes, *, complete: bool) -> None:
+        if run is self._next:
+            self._received_next(run, body, complete=complete)
+        elif self._begun and self._task is not None:
+            run.held.append((body, complete))
+        else:
+            self._received(run, body, complete=complete)
+
+    @contained
+    def run_failed(self, run: Run, fault: UpstreamFault) -> None:
+        connection, run.connection = run.connection, None
+        if run is self._next:
+            self._settle("connection_lost")
+        elif self._begun and self._task is not None:
+            return  # the stream leaves anyway
+        elif run.response is None and connection is not None and connection.used_before and self._body is not None:
+            self._send_first()
+        elif self._begun and run.stream is not None:
+            self._broken("connection_lost")
+        elif not self._begun and run.response is not None and self._body is not None and self._repeats < 2:
+            self._repeat("connection_lost")
+        else:
+            self._abandon()
+
+    def _received(self, run: Run, body: bytes, *, complete: bool) -> None:
+        response = run.response
+        if response is None:
+            return
+        is_stream = response.is_stream and response.status == 200 and response.content_length is None
+        if not self._begun and not is_stream:
+            self._add_whole(run, response, body, complete=complete)
+            return
+        if not self._begun and run.stream is None and self._dialect is not None:
+            run.stream = MarkedStream(self._dialect)
+        stream = run.stream
+        shown = body if stream is None else self._marked(stream, body)
+        if stream is not None and stream.broken:
+            if shown:
+                self._write(shown, complete=False)
+            if complete:
+                run.end()
+                self._broken(stream.broken.decode("latin-1"))
+            return
+        if shown or complete:
+            self._write(shown, complete=complete)
+        if stream is not None and stream.is_leaving and not complete and not self._ended:
+            stream.is_leaving = False
+            self._leave("leaving")
+
+    def _marked(self, stream: MarkedStream, body: bytes) -> bytes:
+        """The part of a piece that the client gets. Marks that are none end the continuation, not the stream."""
+        shown = stream.add(body)
+        if not self._opening and shown:
+            self._opening = shown[:MOST_OPENING_BYTES].partition(b"\n\n")[0] + b"\n\n"
+        return shown
+
+    def _add_whole(self, run: Run, response: ResponseHead, body: bytes, *, complete: bool) -> None:
+        """An answer that is not streamed: its head and body leave together, so that a cell that dies while it sends it
+        costs a repeat."""
+        self._whole += body
+        if not complete and len(self._whole) <= MOST_WHOLE_BYTES:
+            return
+        whole, self._whole = bytes(self._whole), bytearray()
+        self._write(whole, complete=complete)
+
+    # --- to the client ---
+
+    def _write(self, data: bytes, *, complete: bool) -> None:
+        response = self._run.response
+        if response is None or self._ended:
+            return
+        opening = b"" if self._begun else self._open(response)
+        if self._chunked:
+            self._client.write(opening + chunk(data) + (LAST_CHUNK if complete else b""))
+        else:
+            self._client.write(opening + data)
+        if complete:
+            self._run.end(keeps=True)
+            keep_alive = self._keep_alive
+            self._end()
+            self._client.answered(keep_alive=keep_alive)
+
+    def _open(self, response: ResponseHead) -> bytes:
+        self._begun = True
+        self._version = self._run.header(VERSION_HEADER)
+        self._keep_alive = self._client.may_keep_alive()
+        framing: list[tuple[bytes, bytes]] = []
+        if response.content_length is not None and not response.bodiless:
+            framing.append((b"content-length", b"%d" % response.content_length))
+        elif not response.bodiless and self._head.http11:
+            framing.append((b"transfer-encoding", b"chunked"))
+            self._chunked = True
+        return response_opening(response, framing, keep_alive=self._keep_alive)
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if self._ended:
+            return
+        if self._begun:
+            self._abandon()
+            return
+        keep_alive = self._client.may_keep_alive()
+        self._end()
+        self._client.write(response_bytes(refusal_response(refusal), keep_alive=keep_alive))
+        self._client.answered(keep_alive=keep_alive)
+
+    def _abandon(self) -> None:
+        """Breaks the connection: HAProxy sees that it got no whole answer, and repeats a request without any."""
+        self._end()
+        self._client.abort()
+
+    def _give_up(self, code: str) -> None:
+        """Ends a stream as its cell did, or would have."""
+        if self._ended:
+            return
+        self._meter.lost[code] += 1
+        stream = self._run.stream
+        farewell = b"" if stream is None else stream.farewell
+        if not farewell and self._dialect is not None:
+            farewell = self._dialect.failure(_failed(code), self._opening)
+        chunked = self._chunked
+        self._end()
+        self._client.write(chunk(farewell) + LAST_CHUNK if chunked else farewell)
+        self._client.answered(keep_alive=False)
+
+    def _forget(self) -> None:
+        if self._body is not None:
+            self._meter.kept_bytes -= len(self._body)
+            self._body = None
+
+    def _end(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        self._forget()
+        self._meter.open -= 1
+        self._run.end()
+        if self._next is not None:
+            self._next.end()
+        if self._task is not None and self._task is not asyncio.current_task():
+            self._task.cancel()
+
+    # --- another run ---
+
+    def _repeat(self, why: str) -> None:
+        self._repeats += 1
+        self._meter.repeated[why] += 1
+        self._whole.clear()
+        self._run = Run(self, None)
+        self._send_first()
+
+    def _broken(self, why: str) -> None:
+        """The stream's cell is gone."""
+        self._deaths += 1
+        self._broke_at = monotonic()
+        self._avoid(self._run)
+        self._begin(why)
+
+    def _leave(self, why: str) -> None:
+        """The stream's cell still works, and its run can resume."""
+        self._moves += 1
+        self._broke_at = monotonic()
+        self._run.pause()
+        self._begin(why)
+
+    def _avoid(self, run: Run) -> None:
+        if (server := run.header(SERVER_HEADER)) and server not in self._avoided:
+            self._avoided = [*self._avoided[-7:], server]
+
+    def _begin(self, why: str) -> None:
+        code, self._why = self._why_not(), why
+        if code:
+            self._meter.refused[code] += 1
+            self._stay(code)
+        else:
+            self._task = asyncio.get_running_loop().create_task(self._continue())
+
+    def _stay(self, code: str) -> None:
+        """No other cell continues the stream: it stays where it is, if its cell still works."""
+        run = self._run
+        if run.connection is None or run.stream is None or run.stream.broken:
+            self._give_up(code)
+            return
+        while run.held and not self._ended:
+            body, complete = run.held.popleft()
+            self._received(run, body, complete=complete)
+        if not self._paused:
+            run.resume()
+
+    def _why_not(self) -> str:
+        stream, body = self._run.stream, self._body
+        if body is None or stream is None or not stream.is_whole:
+            return "kept_bytes"
+        if not stream.prompt:
+            return "no_marks"
+        if self._deaths > continuable.MOST_DEATHS or self._moves > continuable.MOST_MOVES:
+            return "attempts"
+        try:
+            return continuable.why_not(msgspec.json.decode(body, type=dict))
+        except (msgspec.DecodeError, RecursionError):
+            return "kept_bytes"
+
+    @contained_task
+    async def _continue(self) -> None:
+        """Tries cells until one continues the stream. A cell that leaves keeps the stream if the first one refuses."""
+        self._avoid(self._run)
+        failures = 0
+        while code := await self._attempt():
+            self._meter.refused[code] += 1
+            failures += code != "no_cell"
+            is_late = monotonic() - self._broke_at >= continuable.CONTINUES_WITHIN_S
+            if failures >= continuable.MOST_DEATHS or is_late or self._run.connection is not None:
+                break
+            await asyncio.sleep(AGAIN_AFTER_S)
+        if code and not self._ended:
+            self._task = None
+            self._stay(code)
+
+    async def _attempt(self) -> str:
+        """Sends the stream to another cell. Returns why no cell continues it; empty once one does."""
+        old = self._run.stream
+        if old is None or self._dialect is None or self._body is None:
+            return "kept_bytes"
+        try:
+            groups = groups_of(bytes(old.marks))
+            repeat = Repeat(
+                self._attempts, self._version, self._run.header(b"x-switchyard-deployment"),
+                tuple(self._avoided), old.prompt, groups,
+            )  # fmt: skip
+            connection = self._pool.take() or await self._pool.connect()
+        except Diverged:
+            return "diverged"
+        except OSError:
+            return "no_cell"
+        self._attempts += 1
+        self._next = run = Run(self, MarkedStream(self._dialect, old.events, bytes(old.marks), old.shown))
+        self._taken = asyncio.get_running_loop().create_future()
+        run.connection, connection.receiver = connection, run
+        connection.write(repeated_request(self._head, self._body, repeat))
+        try:
+            async with asyncio.timeout(continuable.CONTINUES_WITHIN_S):
+                code = await self._taken
+        except TimeoutError:
+            code = "no_cell"
+        if code:
+            self._next = None
+            self._avoid(run)
+            run.end()
+        return code
+
+    def _settle(self, code: str) -> None:
+        if self._taken is not None and not self._taken.done():
+            self._taken.set_result(code)
+
+    def _received_next(self, run: Run, body: bytes, *, complete: bool) -> None:
+        response, stream = run.response, run.stream
+        if response is None or stream is None or self._taken is None or self._taken.done():
+            return
+        if response.status != 200 or not response.is_stream:
+            if complete:
+                self._settle(self._refused_by(response))
+            return
+        if run.header(VERSION_HEADER) != self._version:
+            self._settle("no_cell")
+            return
+        try:
+            shown = stream.add(body)
+        except Diverged:
+            self._settle("diverged")
+            return
+        if stream.broken:
+            self._settle("connection_lost")
+        elif complete and not stream.is_ahead:
+            self._settle("diverged")
+        elif shown or complete:
+            self._take_over(run, shown, complete=complete)
+
+    def _refused_by(self, response: ResponseHead) -> str:
+        if response.status == 409:
+            return "engine_refused"
+        return "no_cell" if response.status in _NO_CELL else "engine_refused"
+
+    def _take_over(self, run: Run, shown: bytes, *, complete: bool) -> None:
+        """The client gets the next run from here on."""
+        self._run.end()
+        self._run, self._next = run, None
+        if self._paused:
+            run.pause()
+        self._task = None
+        self._meter.continued[self._why] += 1
+        self._meter.paused(monotonic() - self._broke_at)
+        self._settle("")
+        self._write(shown, complete=complete)
