@@ -24,6 +24,7 @@ from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
 from engine_agent.ingress.hold_socket import HoldSocket
 from engine_agent.ingress.key_map import KEYS_MAP
 from engine_agent.ingress.load_feed import LoadFeed
+from engine_agent.ingress.relay_processes import RelayProcesses
 from engine_agent.ingress.report import (
     KEY_COUNTS_COMMAND,
     KeyCounting,
@@ -35,7 +36,7 @@ from engine_agent.ingress.report import (
     telemetry,
 )
 from engine_agent.ingress.request_samples import RefusedSampler
-from engine_agent.ingress.routing_maps import MODELS_MAP
+from engine_agent.ingress.routing_maps import CONTINUED_MAP, MODELS_MAP
 from engine_agent.ingress.running import LostHosts
 from engine_agent.ingress.runtime_api import take_back_requests
 from engine_agent.ingress.settings import BodyParserTier, IngressSettings
@@ -89,6 +90,7 @@ class IngressAgent:
         self._links_problem = ""
         self._applications = ApplicationTlsState(settings, self.serving.process)
         self.grpc = GrpcProcess(settings)
+        self.relays = RelayProcesses(settings)
         self._pending_table: RoutingTable | None = None
         self._accept_at_s = 0.0
         self._newest_revision = 0
@@ -127,12 +129,14 @@ class IngressAgent:
         """Loads the journal and supervises the HAProxies until cancelled. `send` takes each report, `send_requests` the
         samples of requests that failed without a cell."""
         self.grpc.make_folder()
+        self.relays.make_folder()
         self._resume()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.access_log.carry())
             group.create_task(self._hold_socket.listen())
             group.create_task(self.caches.run())
             group.create_task(self.loads.run())
+            group.create_task(self.relays.read())
             for parser in self.body_parsers:
                 group.create_task(self._supervise_parser(parser))
             group.create_task(self._supervise_serving(send, send_requests))
@@ -141,6 +145,7 @@ class IngressAgent:
         """Lets streams finish for `grace_s` seconds, then stops all HAProxies, and then the gRPC gateway."""
         await asyncio.gather(*(haproxy.process.stop(grace_s) for haproxy in self._haproxies))
         await self.grpc.stop()
+        await self.relays.stop()
 
     @property
     def _haproxies(self) -> tuple[HaproxySupervisor, ...]:
@@ -176,7 +181,8 @@ class IngressAgent:
             self.caches.follow(_cells_by_cache(self._desired or EMPTY_DESIRED))
             self.loads.follow(self._desired or EMPTY_DESIRED)
             await self._pass(self._desired)
-            self.grpc.reconcile(self._desired)
+            self.grpc.follow(self._desired)
+            self.relays.follow(self._desired)
             await self._count_keys()
             if (report := self._report()) is not None:
                 send(report)
@@ -298,7 +304,7 @@ class IngressAgent:
         desired = self._desired or EMPTY_DESIRED
         problems = [self._refusal, *(haproxy.problem for haproxy in self._haproxies)]
         problems += [_left_out(desired), self._links_problem, self._applications.problem, self.access_log.problem]
-        problems += [self.grpc.problem]
+        problems += [self.grpc.problem, self.relays.problem]
         observed = IngressObserved(
             revision=self._revision_in_force,
             haproxy_pid=self.serving.process.pid,
@@ -362,5 +368,5 @@ def _body_parser(tier: BodyParserTier, settings: IngressSettings, binary: Path) 
 
 def _for_parser(desired: DesiredHaproxy) -> DesiredHaproxy:
     """The part of the desired state that a body parser needs: limits and the names of models."""
-    maps = {MODELS_MAP: desired.maps[MODELS_MAP]}
+    maps = {name: desired.maps[name] for name in (MODELS_MAP, CONTINUED_MAP) if name in desired.maps}
     return replace(desired, pools=(), servers=(), maps=maps, applications=Applications())

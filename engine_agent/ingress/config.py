@@ -39,7 +39,8 @@ CONFIG_FILE = "haproxy.cfg"
 ADMIN_SOCKET, MASTER_SOCKET = "admin.sock", "master.sock"
 SCRIPTS = (
     *("limits.lua", "pause.lua", "read_body.lua", "body_shape.lua", "refuse.lua", "pick_cell.lua", "cells_up.lua"),
-    *("adapter_cells.lua", "list_models.lua", "hold.lua", "cache_index.lua", "prompt_prefixes.lua"),
+    *("adapter_cells.lua", "continue_stream.lua", "list_models.lua", "hold.lua", "cache_index.lua"),
+    "prompt_prefixes.lua",
 )
 """Copied into the folder of each configuration."""
 HEAD_ROOM_BYTES = 16 * 1024
@@ -63,6 +64,10 @@ OVERFLOW_REFUSALS_PER_S = 10
 HEALTH_PATHS = ("/health", "/healthz")
 GRPC_SOCKETS = "grpc"
 """Folder of the sockets between HAProxy and the gRPC gateway, in the state directory."""
+CONTINUED_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
+"""Paths whose streams a relay can continue."""
+RELAY_SOCKETS = "relay"
+"""Folder of the sockets of the relays."""
 VARIABLE_PART = re.compile(r"{[a-z_]+}")
 SIGNED_REQUEST = "%[var(txn.request_id)]|%[method]|{}%[pathq]".format(
     "".join(f"%[req.hdr({name}),url_enc]|" for name in (headers.TENANT, headers.CLASS, headers.POOL))
@@ -172,6 +177,7 @@ def _values(desired: DesiredHaproxy, settings: IngressSettings, tier: BodyParser
     kept = tuple(_control_plane_paths()) if settings.control_plane else ()
     # A request takes a second connection on its way within the ingress, and a held one a third.
     more = settings.max_outside_connections + (settings.max_held if desired.features.holds else 0)
+    more += settings.max_outside_connections if desired.features.continuation else 0
     more += 2 * settings.grpc.calls if desired.features.grpc else 0
     return {
         "desired": desired,
@@ -191,6 +197,7 @@ def _values(desired: DesiredHaproxy, settings: IngressSettings, tier: BodyParser
         "grpc_port": grpc_port(settings.port),
         "grpc_tls_port": grpc_tls_port(settings.port),
         "grpc_sockets": GRPC_SOCKETS,
+        "relay_sockets": RELAY_SOCKETS,
         "grpc_answer": grpc_answer,
         # Only the workers of this ingress may use its sockets.
         "own_socket": lambda path: f"bind unix@{path} mode 600{owner}",
@@ -209,6 +216,7 @@ def _values(desired: DesiredHaproxy, settings: IngressSettings, tier: BodyParser
         "anthropic_types": error_responses.ANTHROPIC_TYPES_TEXT,
         "anthropic_paths": ANTHROPIC_PATHS,
         "cell_paths": CELL_PATHS,
+        "continued_paths": CONTINUED_PATHS,
         "health_paths": HEALTH_PATHS,
         "loading_paths": LOADING_PATHS,
         "known_paths": [row.path for row in API_PATHS if not VARIABLE_PART.search(row.path)],

@@ -15,6 +15,7 @@ from engine_agent.ingress.key_map import KEYS_MAP, key_entries
 from engine_agent.ingress.routing_maps import (
     ADAPTERS_MAP,
     CELLS_MAP,
+    CONTINUED_MAP,
     FALLBACKS_MAP,
     HOPS_MAP,
     LISTING_MAP,
@@ -24,6 +25,7 @@ from engine_agent.ingress.routing_maps import (
     SPLITS_MAP,
     adapter_entries,
     cells_entry,
+    continued_entries,
     hold_entries,
     hop_entries,
     listing_entries,
@@ -99,6 +101,8 @@ class PoolBackends:
     """Value of the header `headers.LIMITS`."""
     hold_s: int = 0
     """How long its requests wait for a first cell; 0: not at all."""
+    continues: bool = False
+    """Its streams continue at another cell."""
 
     @property
     def local(self) -> str:
@@ -131,6 +135,7 @@ class Features:
     adapters: bool = False
     holds: bool = False
     grpc: bool = False
+    continuation: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +232,7 @@ def _features(table: RoutingTable) -> Features:
         adapters=any(pool.adapters for pool in table.pools),
         holds=any(pool.hold for pool in table.pools),
         grpc=table.grpc,
+        continuation=any(pool.continues for pool in table.pools),
     )
 
 
@@ -247,6 +253,7 @@ def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]
         HOPS_MAP: hop_entries(table.hop_secrets),
         **({SHARES_MAP: shares} if table.hop_secrets else {}),
         **({CELLS_MAP: cells} if cells else {}),
+        **({CONTINUED_MAP: continued} if (continued := continued_entries(pools, table.splits, backends)) else {}),
         **({ADAPTERS_MAP: adapters} if (adapters := adapter_entries(pools)) else {}),
         **hold_entries(pools),
     }
@@ -278,6 +285,7 @@ def _backends(pool: Pool) -> PoolBackends:
         shares_caches=pool.shares_caches,
         request_limits=_checked_limits(pool),
         hold_s=hold_s,
+        continues=pool.continues,
     )
 
 

@@ -1,80 +1,40 @@
-"""Keeps the gRPC gateway of an ingress running while its region serves gRPC. Like HAProxy it outlives the agent, and a
-new agent adopts it. An agent of another release starts its own gateway, which takes the socket over while the old one
-finishes its calls."""
+"""Keeps the gRPC gateway of an ingress running while its region serves gRPC."""
 
-import asyncio
-import contextlib
-import logging
-import os
-import random
-import signal
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Final
 
-from engine_agent.engines.base import Launch
 from engine_agent.ingress.config import CONFIG_FILE, GRPC_SOCKETS
 from engine_agent.ingress.desired import DesiredHaproxy
 from engine_agent.ingress.haproxy import find_master, is_taken
 from engine_agent.ingress.settings import IngressSettings
-from engine_agent.ingress.supervisor import RestartBackoff
-from engine_agent.node import procfs
-from engine_agent.node.accounts import Account, Service, confined, open_way
-from engine_agent.node.logs import bound, last_lines
+from engine_agent.ingress.side_process import SideProcess
 from engine_agent.protocol.ports import grpc_port, grpc_tls_port
 
-log = logging.getLogger(__name__)
-
-MODULE: Final = "engine_agent.grpc_gateway"
-LOG_FILE: Final = "grpc-gateway.log"
 STOP_WITHIN_S: Final = 25.0
 """The gateway gives its calls 20 s."""
-KILL_WITHIN_S: Final = 2.0
-POLL_S: Final = 0.05
 
 
-class GrpcProcess:
-    """At most one gateway per ingress. `problem`: why it does not run although it should."""
+class GrpcProcess(SideProcess):
+    """At most one gateway per ingress."""
 
     def __init__(self, settings: IngressSettings) -> None:
-        self.folder = settings.state_dir / GRPC_SOCKETS
-        self.problem = ""
-        self._settings = settings
-        self._log_file = settings.state_dir / LOG_FILE
-        self._children: list[subprocess.Popen[bytes]] = []
-        self._restarts = RestartBackoff()
-        self._arguments: tuple[str, ...] | None = None
-        self.pid: int | None = None
+        folder = settings.state_dir / GRPC_SOCKETS
+        super().__init__(
+            settings,
+            module="engine_agent.grpc_gateway",
+            name="gRPC: its gateway",
+            folder=folder,
+            place=folder,
+            log_file="grpc-gateway.log",
+        )
 
-    def make_folder(self) -> None:
-        """Creates the folder of the sockets, which HAProxy's workers and the gateway use. Raises OSError."""
-        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if self._settings.worker_account is not None:
-            os.chown(self.folder, *self._settings.worker_account)
-            open_way(self._settings.state_dir, has_accounts=True)
+    def follow(self, desired: DesiredHaproxy | None) -> None:
+        """One pass for a desired state; without one, the gateway is left alone."""
+        if desired is not None:
+            self.reconcile(self._wanted(desired))
 
-    def reconcile(self, desired: DesiredHaproxy | None) -> None:
-        """One pass: adopts, starts or stops the gateway."""
-        if desired is None:
-            return
-        arguments = self._wanted(desired)
-        if arguments != self._arguments:
-            self._replace(arguments)
-        is_alive = self._is_alive()
-        if not arguments:
-            self.problem = ""
-        elif not is_alive:
-            self._start(arguments)
-        else:
-            bound(self._log_file)
-
-    async def stop(self) -> None:
-        """Ends the gateway and waits for its calls."""
-        for pid in _running(self.folder):
-            await _stop(pid)
-        self._is_alive()
+    async def stop(self, within_s: float = STOP_WITHIN_S) -> None:
+        await super().stop(within_s)
 
     def _wanted(self, desired: DesiredHaproxy) -> tuple[str, ...]:
         """The arguments of the gateway; empty: none should run."""
@@ -84,57 +44,6 @@ class GrpcProcess:
             *("--folder", str(self.folder), "--release", self._settings.version),
             *("--max-body-bytes", str(desired.max_body_bytes), "--max-calls", str(self._settings.grpc.calls)),
         )
-
-    def _replace(self, arguments: tuple[str, ...]) -> None:
-        """Adopts a gateway with these arguments, and ends those with others."""
-        self._arguments, self.pid = arguments, None
-        for pid, its in _running(self.folder).items():
-            if arguments and its == arguments:
-                self.pid = pid
-                log.info("adopted the gRPC gateway %d", pid)
-            else:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGTERM)
-
-    def _is_alive(self) -> bool:
-        self._children = [child for child in self._children if child.poll() is None]  # reaps the others
-        if self.pid is not None and procfs.stat(self.pid) is None:
-            self.pid = None
-        return self.pid is not None
-
-    def _start(self, arguments: tuple[str, ...]) -> None:
-        now_s = asyncio.get_running_loop().time()
-        if self._restarts.note_exit(now_s, random.random()):
-            lines = last_lines(self._log_file, 1)
-            self.problem = f"gRPC: its gateway exited: {lines[-1] if lines else 'it printed nothing'}"
-            log.error("%s", self.problem)
-        if not self._restarts.may_start(now_s):
-            return
-        self._restarts.note_start(now_s)
-        try:
-            self.make_folder()
-            launch = self._launch(arguments)
-            with self._log_file.open("ab") as output:
-                child = subprocess.Popen(
-                    launch.argv,
-                    cwd=self.folder,
-                    env={**os.environ, **launch.env},
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
-        except OSError as error:
-            self.problem = f"gRPC: its gateway cannot start: {error}"
-            return
-        self._children.append(child)
-        self.pid, self.problem = child.pid, ""
-        log.info("gRPC gateway %d starts", self.pid)
-
-    def _launch(self, arguments: tuple[str, ...]) -> Launch:
-        root, account = str(Path(__file__).resolve().parents[2]), self._settings.worker_account
-        launch = Launch(argv=(sys.executable, "-m", MODULE, *arguments), env={"PYTHONPATH": root})
-        return confined(launch, Account(Service.INGRESS, *account), self.folder) if account else launch
 
 
 def without_taken_ports(desired: DesiredHaproxy, settings: IngressSettings) -> DesiredHaproxy:
@@ -150,24 +59,3 @@ def without_taken_ports(desired: DesiredHaproxy, settings: IngressSettings) -> D
     reason = f"gRPC: {settings.host}:{taken} is in use: stop the process that listens there (`ss -ltnp` names it)"
     features = replace(desired.features, grpc=False)
     return replace(desired, features=features, left_out=(*desired.left_out, reason))
-
-
-def _running(folder: Path) -> dict[int, tuple[str, ...]]:
-    """Gateways of this folder: their arguments by pid."""
-    found = dict[int, tuple[str, ...]]()
-    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        command = procfs.command(pid)
-        if MODULE in command and str(folder) in command and procfs.stat(pid) is not None:
-            found[pid] = tuple(command[command.index(MODULE) + 1 :])
-    return found
-
-
-async def _stop(pid: int) -> None:
-    for number, within_s in ((signal.SIGTERM, STOP_WITHIN_S), (signal.SIGKILL, KILL_WITHIN_S)):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(within_s):
-                while procfs.stat(pid) is not None:  # noqa: ASYNC110 - an adopted process is no child
-                    await asyncio.sleep(POLL_S)
-                return

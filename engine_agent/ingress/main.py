@@ -109,6 +109,7 @@ def _settings(arguments: argparse.Namespace, state_dir: Path, servers: tuple[str
         control_plane_name=_control_plane_name(servers, state_dir),
         max_connections=max(100, min(MAX_CONNECTIONS, most_connections(open_files - SPARE_FILES))),
         threads=arguments.threads,
+        relays=default_threads(),
         access_log=arguments.access_log,
         worker_account=(account.uid, account.gid) if account else None,
     )
@@ -158,7 +159,7 @@ async def _serve(settings: IngressSettings, binary: Path, enrolment: Enrolment, 
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    metrics = serve_metrics(metrics_port, connection.exposition)
+    metrics = serve_metrics(metrics_port, lambda: connection.exposition() + ingress.relays.exposition())
     works = (ingress.run(connection.send, connection.send_requests), connection.run(), metrics, stopping.wait())
     tasks = [asyncio.create_task(work) for work in works]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

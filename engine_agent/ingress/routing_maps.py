@@ -4,6 +4,7 @@ one map and raises BadTable for a value that no ingress can carry out."""
 import base64
 import json
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from operator import itemgetter
 
@@ -40,11 +41,15 @@ ADAPTERS_MAP = "adapters.map"
 """Adapter -> `*` if every cell has it; else the servers that do, each after a `/`; or a lone `/` if none here does.
 Followed by this, the name of a backend is not a backend's."""
 EVERY_CELL, BEFORE_CELL = "*", "/"
+CONTINUED_MAP = "continued.map"
+"""Model -> `1` if its streams continue at other cells; `=SERVER` -> version of that cell; `BACKEND/VERSION` -> the
+servers of that version, each after a `/`."""
 HOPS_MAP = "hops.map"
 """`sign` -> the secret for marks of this ingress; `other` -> a second one, for ingresses with another table."""
 SIGNING, OTHER = "sign", "other"
 MAX_SECRETS = 2
 MIN_SECRET_CHARS = 32
+VERSION = re.compile(r"[A-Za-z0-9._:/@+-]{1,128}")
 HOLDS_MAP, COLD_STARTS_MAP, READY_MAP = "holds.map", "cold-starts.map", "ready.map"
 """Pool -> for how many seconds its requests wait for a first cell; how many seconds a cell takes to start; when the
 next one is expected, in seconds since 1970, 0 if none starts."""
@@ -56,6 +61,21 @@ LISTING_MAP = "listing.map"
 """`all` -> the body of GET /v1/models; `=MODEL` -> its entry there; `/MODEL` -> the backends of its pools, separated by
 blanks."""
 LISTING_ALL, LISTING_ONE = "all", "="
+
+
+def continued_entries(pools: Iterable[Pool], splits: Iterable[Split], backends: Mapping[str, str]) -> dict[str, str]:
+    """Entries of `CONTINUED_MAP`. Streams of a cell without a valid version end with it."""
+    continued = {pool.name: pool for pool in pools if pool.continues}
+    entries = {name: "1" for pool in continued.values() for name in (*pool.models, *(a.name for a in pool.adapters))}
+    entries |= {split.model: "1" for split in splits if split.shares.keys() & continued.keys()}
+    for pool in continued.values():
+        for cell in sorted(pool.cells, key=lambda cell: (cell.cell, cell.generation)):
+            if not VERSION.fullmatch(cell.version):
+                continue
+            server, place = cell_server_name(cell.cell, cell.generation), f"{backends[pool.name]}/{cell.version}"
+            entries[f"={server}"] = cell.version
+            entries[place] = f"{entries.get(place, '')}{BEFORE_CELL}{server}"
+    return entries
 
 
 def split_models(splits: Iterable[Split]) -> dict[str, str]:

@@ -90,6 +90,8 @@ class Times:
     idle_purge_s: int = 20
     """How often unused idle connections to a cell are closed. A new one costs a TLS handshake. A server in maintenance,
     before it is deleted, loses its connections immediately."""
+    relay_check_interval_ms: int = 10_000
+    """Of relays. A refused connection shows immediately that one has exited, and each check wakes it."""
     old_worker_s: int = 900
     """How long streams may keep a worker alive after a reload."""
     silent_after_s: float = 10.0
@@ -144,6 +146,8 @@ class IngressSettings:
     """A line per request costs about 5 µs of CPU time, a sixth of the whole path."""
     max_connections: int = 4000
     threads: int = 2
+    relays: int = 1
+    """Processes that continue streams: one per core that the host gives. One core passes some 20,000 chunks/s."""
     worker_account: tuple[int, int] | None = None
     """uid and gid of HAProxy's workers, if its master is root; None: those of the agent."""
     retries: int = 11

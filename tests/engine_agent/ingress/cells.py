@@ -15,6 +15,7 @@ import msgspec
 
 from engine_agent.cell_proxy.prefix_index import PrefixIndex
 from engine_agent.node.identity import Identity
+from engine_agent.protocol.continuation import prompt_mark, tokens_mark
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import CellEndpoint, cell_server_name
 from engine_agent.protocol.proxy_messages import PREFIXES_PATH, CellLoad, HealthAnswer
@@ -59,6 +60,9 @@ class FakeCell:
         self.step_s = step_s
         self.max_connections = max_connections
         self.generation = 1
+        self.version = ""
+        self.dies_after: int | None = None
+        """It closes a stream after so many tokens."""
         self.healthy = True
         self.drains = False
         self.refuses = False
@@ -92,6 +96,7 @@ class FakeCell:
             max_connections=self.max_connections,
             drain=drain,
             node=self.node,
+            version=self.version,
         )
 
     async def start(self) -> None:
@@ -201,10 +206,16 @@ class FakeCell:
             return
         head = f"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n{self.headers}\r\n"
         writer.write(f"HTTP/1.1 200 OK\r\n{head}".encode())
+        marked = "x-switchyard-continuation" in request.headers
+        if marked:
+            _write_chunk(writer, prompt_mark("1:0"))
         for number in range(self.chunks):
             if number == self.chunks - 1:
                 await self.release.wait()
-            _write_chunk(writer, b"data: " + json.dumps(_delta(asked["model"], f"{number} ")).encode() + b"\n\n")
+            if number == self.dies_after:
+                raise EOFError
+            event = b"data: " + json.dumps(_delta(asked["model"], f"{number} ")).encode() + b"\n\n"
+            _write_chunk(writer, (tokens_mark([number]) if marked else b"") + event)
             await writer.drain()
             await asyncio.sleep(self.step_s)
         if self.usage is not None:

@@ -57,6 +57,7 @@ def pool(
     draining: Iterable[FakeCell] = (),
     serving_class: str = "realtime",
     affinity: Affinity | None = None,
+    continues: bool = False,
 ) -> Pool:
     drained = set(draining)
     return Pool(
@@ -70,6 +71,7 @@ def pool(
         ),
         fractions=fractions or {},
         affinity=affinity,
+        continues=continues,
     )
 
 
@@ -137,6 +139,7 @@ class RunningIngress:
                 for parser in self.ingress.body_parsers:
                     await parser.process.kill()
                 await self.ingress.grpc.stop()
+                await self.ingress.relays.stop()
 
     async def die(self) -> None:
         """Stops the agent and leaves HAProxy running, like kill -9."""

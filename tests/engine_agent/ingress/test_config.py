@@ -30,12 +30,13 @@ EVERYTHING = msgspec.structs.replace(
     pools=(
         msgspec.structs.replace(
             POOL,
-            cells=(msgspec.structs.replace(CELL, node="n-0a1b2c3d"),),
+            cells=(msgspec.structs.replace(CELL, node="n-0a1b2c3d", version="7"),),
             spill=tuple(msgspec.structs.replace(target, ingress=f"i-{target.region}") for target in POOL.spill),
             affinity=Affinity(),
             adapters=(PoolAdapter("tuned", parent="chat", cells=("c-1-g3",)),),
             by_cache=True,
             request_limits="sequences=256;stops=8",
+            continues=True,
         ),
     ),
     splits=(Split("any", {POOL.name: 1}),),
@@ -155,6 +156,7 @@ def test_keys_and_splits_and_bounds_change_in_place() -> None:
                     adapters=(PoolAdapter("a", parent="chat"),),
                     by_cache=True,
                     request_limits="sequences=256;stops=8",
+                    continues=True,
                 ),
             ),
         ),

@@ -8,8 +8,8 @@ import pytest
 
 from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.desired import PoolBackends, Server, desired_from
-from engine_agent.ingress.routing_maps import LISTING_MAP, MODELS_MAP, SHARES_MAP
-from engine_agent.protocol.ingress_messages import CellEndpoint, Pool, RoutingTable, SpillTarget
+from engine_agent.ingress.routing_maps import CONTINUED_MAP, LISTING_MAP, MODELS_MAP, SHARES_MAP
+from engine_agent.protocol.ingress_messages import CellEndpoint, Pool, RoutingTable, SpillTarget, Split
 from engine_agent.protocol.states import ServingClass
 
 CELL = CellEndpoint("c-1", 3, "127.0.0.1", 9000, max_connections=8)
@@ -57,6 +57,23 @@ def test_models_shares_and_the_listing_become_maps() -> None:
     assert maps[MODELS_MAP] == {"org/chat": "pool.chat", "chat": "pool.chat"}
     assert maps[SHARES_MAP] == {"pool.chat": "300"}
     assert [model["id"] for model in json.loads(maps[LISTING_MAP]["all"])["data"]] == ["chat", "org/chat"]
+
+
+def test_a_pool_that_continues_names_the_cells_of_each_version() -> None:
+    versions = {"c-1": "7", "c-2": "8", "c-3": "7", "c-4": "not one", "c-5": ""}
+    cells = tuple(msgspec.structs.replace(CELL, cell=cell, version=version) for cell, version in versions.items())
+    maps = desired_from(with_pool(cells=cells, continues=True)).maps
+    assert maps[CONTINUED_MAP] == {
+        **{"org/chat": "1", "chat": "1", "=c-1-g3": "7", "=c-2-g3": "8", "=c-3-g3": "7"},
+        **{"pool.chat/7": "/c-1-g3/c-3-g3", "pool.chat/8": "/c-2-g3"},
+    }
+    assert CONTINUED_MAP not in desired_from(with_pool(cells=cells)).maps
+
+
+def test_a_split_continues_if_one_of_its_pools_does() -> None:
+    other = msgspec.structs.replace(POOL, name="other", models=("other",), continues=True)
+    table = msgspec.structs.replace(TABLE, pools=(POOL, other), splits=(Split("any", {"chat": 1, "other": 1}),))
+    assert {"any", "other"} == {name for name in desired_from(table).maps[CONTINUED_MAP] if name.isalpha()}
 
 
 def test_regions_share_by_weight_and_the_home_region_is_no_target() -> None:

@@ -1,0 +1,130 @@
+"""Keeps the relays of an ingress running while a pool continues its streams: one process per core that the host
+gives. HAProxy spreads requests over them, and sends them past the relays while none runs."""
+
+import asyncio
+import contextlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from engine_agent.ingress.config import RELAY_SOCKETS
+from engine_agent.ingress.desired import DesiredHaproxy
+from engine_agent.ingress.settings import IngressSettings
+from engine_agent.ingress.side_process import SideProcess
+from engine_agent.protocol.continuation import COUNTS_PATH
+from engine_agent.protocol.metrics import family, sample
+
+STOP_WITHIN_S: Final = 5.0
+"""As HAProxy's streams have when an ingress stops."""
+READ_EVERY_S: Final = 15.0
+READ_WITHIN_S: Final = 2.0
+_TEXTS: Final = {
+    "requests": ("counter", "Requests that passed a relay."),
+    "open": ("gauge", "Requests in a relay."),
+    "kept_bytes": ("gauge", "Bytes of requests that are kept to be repeated."),
+    "continued": ("counter", "Streams that continued at another cell, by the reason why they left theirs."),
+    "lost": ("counter", "Streams that ended because they could not continue, by reason."),
+    "repeated": ("counter", "Requests that were repeated before their client had anything."),
+    "refused": ("counter", "Attempts to continue a stream that failed, by reason."),
+    "pause_us": ("gauge", "Pauses of streams that continued, in microseconds, by quantile."),
+}
+
+Counts = Mapping[str, int]
+"""The counts of one relay: `name`, or `name:reason`."""
+
+
+class RelayProcesses:
+    """All relays of one ingress. They share a folder, and each has its own socket."""
+
+    def __init__(self, settings: IngressSettings) -> None:
+        self._settings = settings
+        self.folder = settings.state_dir / RELAY_SOCKETS
+        self.counts: dict[int, Counts] = {}
+        """As last read, by number of the relay."""
+        self.processes = tuple(self._process(number) for number in range(1, settings.relays + 1))
+
+    def make_folder(self) -> None:
+        """Creates the folder of the sockets. Raises OSError."""
+        self.processes[0].make_folder()
+
+    @property
+    def problem(self) -> str:
+        return "; ".join(dict.fromkeys(each.problem for each in self.processes if each.problem))
+
+    @property
+    def exits(self) -> int:
+        """How often a relay exited. Each time its streams were cut."""
+        return sum(each.exits for each in self.processes)
+
+    def follow(self, desired: DesiredHaproxy | None) -> None:
+        """One pass for a desired state; without one, the relays are left alone."""
+        if desired is None:
+            return
+        for number, process in enumerate(self.processes, start=1):
+            process.reconcile(self._wanted(number, desired))
+
+    async def read(self) -> None:
+        """Reads the counts of all relays until cancelled."""
+        while True:
+            await asyncio.sleep(READ_EVERY_S)
+            for number, process in enumerate(self.processes, start=1):
+                if process.pid is not None:
+                    with contextlib.suppress(OSError, ValueError, TimeoutError):
+                        self.counts[number] = await read_counts(self.folder / f"{number}.sock")
+
+    def exposition(self) -> str:
+        """The metrics of all relays; empty if none has run."""
+        if not self.counts:
+            return ""
+        lines = list(_families(self.counts))
+        exits = "switchyard_relay_exits_total"
+        lines += [*family(exits, "counter", "Relays that exited, with their streams."), sample(exits, {}, self.exits)]
+        return "\n".join([*lines, ""])
+
+    async def stop(self) -> None:
+        for process in self.processes:
+            await process.stop(STOP_WITHIN_S)
+
+    def _process(self, number: int) -> SideProcess:
+        return SideProcess(
+            self._settings,
+            module="engine_agent.relay",
+            name=f"relay {number}",
+            folder=self.folder,
+            place=self.folder / f"{number}.sock",
+            log_file=f"relay-{number}.log",
+        )
+
+    def _wanted(self, number: int, desired: DesiredHaproxy) -> tuple[str, ...]:
+        if not desired.features.continuation:
+            return ()
+        return (
+            *("--socket", str(self.folder / f"{number}.sock"), "--release", self._settings.version),
+            *("--max-body-bytes", str(desired.max_body_bytes)),
+        )
+
+
+def _families(counts: Mapping[int, Counts]) -> Iterator[str]:
+    for name, (kind, text) in _TEXTS.items():
+        full = f"switchyard_relay_{name}" + ("_total" if kind == "counter" else "")
+        yield from family(full, kind, text)
+        for number, each in sorted(counts.items()):
+            for key, count in sorted(each.items()):
+                counted, _, reason = key.partition(":")
+                if counted == name:
+                    labels = {"relay": str(number), **({"reason": reason} if reason else {})}
+                    yield sample(full, labels, count)
+
+
+async def read_counts(socket: Path) -> Counts:
+    """Raises OSError, TimeoutError if the relay does not answer. Raises ValueError for an answer that is no counts."""
+    async with asyncio.timeout(READ_WITHIN_S):
+        reader, writer = await asyncio.open_unix_connection(str(socket))
+        try:
+            writer.write(f"GET {COUNTS_PATH} HTTP/1.1\r\nhost: relay\r\nconnection: close\r\n\r\n".encode())
+            answer = await reader.read()
+        finally:
+            writer.close()
+    return msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=dict[str, int])

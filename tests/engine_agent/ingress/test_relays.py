@@ -1,0 +1,140 @@
+"""Relays behind a real HAProxy: which requests pass one, where a stream continues, and what its death costs."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from engine_agent.ingress.relay_processes import read_counts
+from engine_agent.protocol.ingress_messages import Affinity
+from tests.engine_agent.cell_proxy.proxy_process import until
+from tests.engine_agent.fake_control_plane import eventually
+from tests.engine_agent.ingress.cells import FakeCell
+from tests.engine_agent.ingress.ingresses import RunningIngress, pool
+from tests.engine_agent.relay.rig import words_of
+
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio, pytest.mark.long]
+
+TOKENS = 6
+WHOLE = [f"{number} " for number in range(TOKENS)]
+STREAM: dict[str, Any] = {"model": "demo", "stream": True, "messages": [{"role": "user", "content": "hi"}]}
+
+
+@asynccontextmanager
+async def cells(*versions: str, **settings: Any) -> AsyncIterator[list[FakeCell]]:
+    async with AsyncExitStack() as stack:
+        running = [await stack.enter_async_context(FakeCell(chunks=TOKENS, **settings).running()) for _ in versions]
+        for cell, version in zip(running, versions, strict=True):
+            cell.version = version
+        yield running
+
+
+async def has_relay(ingress: RunningIngress) -> Path:
+    socket = ingress.settings.state_dir / "relay" / "1.sock"
+    await eventually(socket.exists, what="a relay")
+
+    async def is_up() -> bool:
+        page = await ingress.haproxy.admin.send("show servers state relayed")
+        return any(line.split()[3:6:2] == ["relay1", "2"] for line in page.splitlines() if " relay1 " in line)
+
+    await until(is_up, "HAProxy sees the relay")
+    return socket
+
+
+async def stream(ingress: RunningIngress, text: str = "hi", **headers: str) -> httpx.Response:
+    body = {**STREAM, "messages": [{"role": "user", "content": text}]}
+    return await ingress.http.post("/v1/chat/completions", json=body, headers=headers)
+
+
+@pytest.mark.parametrize("size", [10, 40_000])
+async def test_a_stream_continues_at_a_cell_of_its_version(ingress: RunningIngress, size: int) -> None:
+    async with cells("1", "1", "2") as (first, second, other):
+        await ingress.route(pool(first, second, other, continues=True, affinity=Affinity()))
+        socket = await has_relay(ingress)
+        first.dies_after = 3
+        for number in range(9):
+            answer = await stream(ingress, f"{number}" * size)
+            assert words_of(answer.content) == WHOLE
+            assert not {"x-switchyard-version", "x-switchyard-from"} & answer.headers.keys()
+        replays = {each: [r for r in each.requests if "x-switchyard-replayed" in r.headers] for each in (second, other)}
+        assert not replays[other]
+        assert {r.headers["x-switchyard-replayed"] for r in replays[second]} == {"3"}
+        assert (await read_counts(socket))["continued:connection_lost"] == len(replays[second]) == len(first.requests)
+
+
+async def test_without_another_cell_of_its_version_a_stream_ends_with_an_error(ingress: RunningIngress) -> None:
+    async with cells("1", "2") as (first, other):
+        await ingress.route(pool(first, other, continues=True))
+        await has_relay(ingress)
+        first.dies_after = 3
+        while not first.requests:
+            answer = await stream(ingress)
+        assert words_of(answer.content) == WHOLE[:3]
+        assert b'"code":"no_cell"' in answer.content
+
+
+async def test_clients_set_none_of_the_headers(ingress: RunningIngress) -> None:
+    async with cells("1") as (cell,):
+        await ingress.route(pool(cell, continues=True))
+        await has_relay(ingress)
+        names = ("replayed", "avoided", "version", "continuation")
+        answer = await stream(ingress, **{f"x-switchyard-{name}": "1" for name in names})
+        assert words_of(answer.content) == WHOLE
+        assert {name for name in names if f"x-switchyard-{name}" in cell.requests[-1].headers} == {"continuation"}
+        assert cell.requests[-1].headers["x-switchyard-continuation"] == "on"
+
+
+async def test_deployments_without_continuation_pass_no_relay(ingress: RunningIngress) -> None:
+    async with cells("1", "1") as (cell, other):
+        await ingress.route(pool(cell, continues=True), pool(other, name="other", models=("other",)))
+        socket = await has_relay(ingress)
+        answer = await ingress.http.post("/v1/chat/completions", json={**STREAM, "model": "other"})
+        assert words_of(answer.content) == WHOLE
+        assert "x-switchyard-continuation" not in other.requests[-1].headers
+        assert (await read_counts(socket))["requests"] == 0
+        await ingress.route(pool(cell))
+        await eventually(lambda: ingress.ingress.relays.processes[0].pid is None, what="no relay")
+        assert words_of((await stream(ingress)).content) == WHOLE
+
+
+async def test_a_relay_that_dies_cuts_its_streams_and_nothing_else(ingress: RunningIngress) -> None:
+    async with cells("1") as (cell,):
+        await ingress.route(pool(cell, continues=True))
+        await has_relay(ingress)
+        relay = ingress.ingress.relays.processes[0]
+        assert relay.pid is not None
+        cell.release.clear()
+        running = asyncio.create_task(stream(ingress))
+        await eventually(lambda: cell.in_flight == 1)
+        os.kill(relay.pid, signal.SIGKILL)
+        with pytest.raises(httpx.RemoteProtocolError):
+            await running
+        cell.release.set()
+        assert words_of((await stream(ingress)).content) == WHOLE
+        await eventually(lambda: ingress.ingress.relays.exits == 1, what="the death is counted")
+        await has_relay(ingress)
+
+
+async def test_relays_survive_their_agent(ingress: RunningIngress) -> None:
+    async with cells("1") as (cell,):
+        await ingress.route(pool(cell, continues=True))
+        await has_relay(ingress)
+        first, pid = ingress.ingress.relays, ingress.ingress.relays.processes[0].pid
+        cell.release.clear()
+        running = asyncio.create_task(stream(ingress))
+        await eventually(lambda: cell.in_flight == 1)
+        await ingress.die()
+        ingress.use(ingress.settings)
+        http = ingress.http
+        async with ingress.running():
+            await eventually(lambda: ingress.ingress.relays.processes[0].pid == pid, what="the same relay")
+            cell.release.set()
+            assert words_of((await running).content) == WHOLE
+        ingress.http = http
+        await first.stop()
