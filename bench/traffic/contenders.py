@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import psutil
 
 from bench import ROOT, cpu_s, family
@@ -148,15 +149,17 @@ def ingress(
     cells: Sequence[CellEndpoint],
     affinity: Affinity | None = None,
     *options: str,
-    by_cache: bool = False,
     certify: Callable[[Path], None] | None = None,
     grpc: bool = False,
     names: tuple[str, ...] = ("i-bench",),
+    **of_pool: bool,
 ) -> Iterator[psutil.Process]:
     """An ingress agent with its HAProxy, serving `MODEL` from these cells by a table in its journal; `options` are more
     of its command line. `certify` gives its home a certificate: it reaches cells over TLS; without, in plain.
-    `names`: its id, and those of the ingresses that share the cells with it."""
-    pool = Pool(MODEL, (MODEL,), "realtime", tuple(cells), (), {REGION: 1.0}, affinity, by_cache=by_cache)
+    `names`: its id, and those of the ingresses that share the cells with it. `of_pool`: settings of its pool."""
+    pool = msgspec.structs.replace(
+        Pool(MODEL, (MODEL,), "realtime", tuple(cells), (), {REGION: 1.0}, affinity), **of_pool
+    )
     home.mkdir(parents=True, exist_ok=True)
     if certify:
         certify(home)

@@ -40,7 +40,7 @@ def sim_cells(
 
 
 @dataclass(frozen=True)
-class _Ports:
+class Ports:
     proxy: int
     proxy_admin: int
     engine: int
@@ -55,10 +55,10 @@ def _cell(
     parameters: ModelParameters,
     factor: float,
 ) -> Iterator[CellEndpoint]:
-    ports = _Ports(*range(base, base + 4))
+    ports = Ports(*range(base, base + 4))
     name = ("--node-id", f"n-{number:08x}", "--cell", f"c-{number}", "--generation", "1")
-    engine = _engine_command(name, ports, parameters, factor)
-    proxy = _proxy_command(name, ports, parameters.max_num_seqs)
+    engine = engine_command(name, ports, parameters, factor)
+    proxy = proxy_command(name, ports, parameters.max_num_seqs)
     with (
         contenders.spawned(engine, folder / f"engine-{number}.log"),
         contenders.spawned(proxy, folder / f"proxy-{number}.log"),
@@ -66,7 +66,7 @@ def _cell(
         yield CellEndpoint(f"c-{number}", 1, "127.0.0.1", ports.proxy, parameters.max_num_seqs)
 
 
-def _engine_command(name: Sequence[str], ports: _Ports, parameters: ModelParameters, factor: float) -> tuple[str, ...]:
+def engine_command(name: Sequence[str], ports: Ports, parameters: ModelParameters, factor: float) -> tuple[str, ...]:
     model = ((f"--{each.name.replace('_', '-')}", str(getattr(parameters, each.name))) for each in fields(parameters))
     return (
         *(sys.executable, "-m", "engine_agent.engines.sim", *name),
@@ -78,7 +78,7 @@ def _engine_command(name: Sequence[str], ports: _Ports, parameters: ModelParamet
     )
 
 
-def _proxy_command(name: Sequence[str], ports: _Ports, max_concurrency: int) -> tuple[str, ...]:
+def proxy_command(name: Sequence[str], ports: Ports, max_concurrency: int) -> tuple[str, ...]:
     return (
         *(sys.executable, "-m", "engine_agent.cell_proxy", *name),
         *("--port", str(ports.proxy), "--admin-port", str(ports.proxy_admin)),
