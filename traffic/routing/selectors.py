@@ -297,6 +297,7 @@ class RoutingCache:
             port=port_base + PROXY,
             max_connections=self._served_versions_by_id[version].concurrency(kind, role),
             adapters=self._served_versions_by_id[version].adapters,
+            version=str(version),
         )
 
 

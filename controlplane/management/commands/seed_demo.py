@@ -17,12 +17,15 @@ from engine_agent.protocol.messages import Artifact
 from engine_agent.protocol.strict_json import strict_loads
 from fleet.clouds.aws.identity import install_ensure
 from fleet.clouds.services.regions import AWS
+from fleet.deployments.models import Deployment
 from fleet.deployments.services.demo import CELLS, Heads, Weights, demo_seed
 from fleet.regions.models import Region
 from kernel import clock
 from models_registry.artifacts.planner import ArtifactLimits, parse_place
 from models_registry.artifacts.services.sources import SourceTrouble, artifact_open
 from models_registry.versions.services.validation import checkpoint_store
+from traffic.region_shares.models import TrafficRule
+from traffic.region_shares.services.overrides import traffic_policies_change
 from traffic.routing.services.ingresses import ingress_create
 
 PASSWORD_VARIABLE = "SWITCHYARD_OPERATOR_PASSWORD"  # noqa: S105 - the name of a variable
@@ -55,6 +58,13 @@ def read_checkpoint(weights: Weights, now: datetime) -> None:
         checkpoint_store(artifact_open(artifact, (source,), ArtifactLimits()), now)
 
 
+def continue_streams(now: datetime) -> None:
+    """Lets the streams of the demo's deployments continue at other cells. A deployment with a policy keeps it."""
+    stated = TrafficRule.objects.values("deployment_id")
+    names = Deployment.objects.exclude(name__in=stated).values_list("name", flat=True)
+    traffic_policies_change(stated={name: {"continuation": True} for name in names}, actor="make up", now=now)
+
+
 class Command(AuditedCommand):
     help = "Record the demo fleet: two regions, smollm2 and sim-70b. Running it again keeps what operators changed."
 
@@ -76,6 +86,7 @@ class Command(AuditedCommand):
             weights = Weights(uri=uri, digest=digest, engine=engine, heads=heads)
         now, port = clock.now(), settings.SWITCHYARD_INGRESS_PORT
         demo_seed(weights=weights, ingress_port=port, now=now, provider=options["provider"])
+        continue_streams(now)
         if weights is not None:
             read_checkpoint(weights, now)
         for region in Region.objects.filter(provider="local"):

@@ -371,6 +371,7 @@ ROUTING = (
     _traffic("load_bound", "Load bound"),
     _traffic("split_sticky", "Conversations stay on their deployment"),
     _traffic("shared_caches", "Tenants may share caches"),
+    _traffic("continuation", "Streams continue at other cells"),
 )
 LIMITS = tuple(
     Input(

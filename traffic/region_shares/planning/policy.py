@@ -114,6 +114,7 @@ class TrafficPolicy(msgspec.Struct, frozen=True):
     load_bound: Annotated[float, Meta(ge=1, le=10)] | None = None
     routing: Literal["sticky", "exact"] = "sticky"
     shared_caches: bool = False
+    continuation: bool = False
     split: Mapping[str, Weight] = {}
     split_sticky: bool = True
     batch_at_risk: AtRiskPolicy | None = None
@@ -142,6 +143,7 @@ POLICY_HELP = {
     "load_bound": "Requests with one prefix stay on a cell up to this multiple of the mean load; null disables this.",
     "routing": "With a load_bound: `sticky` uses a prefix's last cell, `exact` the one with most of it cached.",
     "shared_caches": "Whether tenants may hit each other's prompts in a cell's cache, and so can measure them.",
+    "continuation": "Whether streams whose cell fails or drains continue at another cell.",
     "split": "Deployment -> weight by which it answers this one's model names; empty for none.",
     "split_sticky": "Whether a conversation stays on its first deployment.",
     "batch_at_risk": "Action for batches that will miss their deadlines: notify their owners; first send them as"

@@ -39,6 +39,7 @@ class RoutableCell:
     port: int
     max_connections: int
     adapters: tuple[str, ...] = ()
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +139,7 @@ def _keep_pool_shares(pool: Pool, before: Pool | None) -> Pool:
         affinity=before.affinity,
         by_cache=before.by_cache,
         shares_caches=before.shares_caches,
+        continues=before.continues,
     )
 
 
@@ -214,6 +216,7 @@ def _plan_pool(
                 max_connections=cell.max_connections,
                 drain=cell.state == "draining",
                 node=cell.node,
+                version=cell.version,
             )
             for cell in sorted(by_pool.get((deployment.name, region), ()), key=lambda cell: cell.id)
         ),
@@ -229,6 +232,7 @@ def _plan_pool(
         adapters=tuple(_pool_adapters(deployment, region, by_pool)),
         by_cache=steering.policy.load_bound is not None and steering.policy.routing == "exact",
         shares_caches=steering.policy.shared_caches,
+        continues=steering.policy.continuation,
         request_limits=limits_text(steering.policy.request_limits),
     )
 
@@ -309,6 +313,8 @@ def _pool_changes(name: str, old: Pool | None, new: Pool | None) -> list[str]:
         parts.append(f"{name} {_affinity_text(new)}")
     if old is not None and old.shares_caches != new.shares_caches:
         parts.append(f"{name}: tenants {'share' if new.shares_caches else 'do not share'} its caches")
+    if (old.continues if old else False) != new.continues:
+        parts.append(f"{name}: streams {'continue at other cells' if new.continues else 'end with their cell'}")
     if (old.hold if old else None) != new.hold:
         parts.append(f"{name} {_hold_text(new.hold)}")
     if old is not None and (old.max_model_len, old.created_at) != (new.max_model_len, new.created_at):

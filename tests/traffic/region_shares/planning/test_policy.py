@@ -83,6 +83,7 @@ WHOLE: dict[str, Any] = {
     "split": {"chat": 95, "chat-v2": 5},
     "routing": "exact",
     "shared_caches": True,
+    "continuation": True,
     "split_sticky": False,
     "batch_at_risk": "cells",
     "request_limits": {
@@ -149,6 +150,7 @@ def test_residency_binds_only_the_origins_that_it_names() -> None:
         ({"routing": "nearest", "load_bound": 1.25}, "routing", "sticky"),
         ({"routing": "exact"}, "routing", "exact needs a load_bound"),
         ({"shared_caches": "yes"}, "shared_caches", "true or false"),
+        ({"continuation": "on"}, "continuation", "true or false"),
         ({"batch_at_risk": "hope"}, "batch_at_risk", "tell"),
         ({"request_limits": {"sequences": 0}}, "request_limits.sequences", "whole number from 1 to 1024"),
         ({"request_limits": {"choices": 1}}, "request_limits.choices", "there is no request_limits.choices"),

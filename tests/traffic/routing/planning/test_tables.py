@@ -51,6 +51,16 @@ def test_a_region_without_cells_sends_everything_to_one_that_has_them() -> None:
     assert [(t.region, t.port) for t in found.spill] == [("east", 8080)]
 
 
+def test_a_pool_that_continues_its_streams_names_the_version_of_each_cell() -> None:
+    cells = [replace(cell("c1"), version="7"), replace(cell("c2"), version="8")]
+    (found,) = plan_pools("east", [LLAMA], cells, GATES, {"llama": Steering(policy=TrafficPolicy(continuation=True))})
+    assert (found.continues, [each.version for each in found.cells]) == (True, ["7", "8"])
+    before = pool("east", *cells)
+    assert not before.continues
+    assert "llama: streams continue at other cells" in describe_change((before,), (found,))
+    assert "llama: streams end with their cell" in describe_change((found,), (before,))
+
+
 def test_a_region_never_spills_to_one_without_ready_cells() -> None:
     found = pool("east", cell("c1"), cell("c2", "west", state="draining"))
     assert found.spill == ()
