@@ -3,6 +3,7 @@ cell failed or leaves, and what each cell counts."""
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -29,8 +30,8 @@ def event(number: int) -> bytes:
 OPENING = b": prompt 7 0123\n" + event(0)
 
 
-async def ask(proxy: LocalProxy, path: str = PATH, body: dict[str, Any] = BODY, **headers: str) -> Message:
-    reader, writer = await proxy.send(request(path, json.dumps(body).encode(), **headers))
+async def ask(proxy: LocalProxy, given: Mapping[str, Any] | None = None, **headers: Any) -> Message:
+    reader, writer = await proxy.send(request(PATH, json.dumps(given or BODY).encode(), **headers))
     message = await read_message(reader)
     writer.close()
     return message
@@ -69,7 +70,7 @@ async def test_without_a_relay_a_broken_stream_ends_with_an_error() -> None:
 
 async def test_a_continued_stream_counts_what_no_other_cell_has_counted() -> None:
     async with proxy_of(finishes, replays=True) as proxy:
-        await ask(proxy, body={**BODY, "switchyard_continuation": CONTINUATION}, x_switchyard_replayed="2", **ON)
+        await ask(proxy, {**BODY, "switchyard_continuation": CONTINUATION}, x_switchyard_replayed="2", **ON)
         assert await counted(proxy) == (0, 3)
         assert proxy.cell.meter.tokens_total == 3
         assert proxy.cell.meter.replayed_total == 9
@@ -85,14 +86,14 @@ async def test_a_continued_stream_that_breaks_again_counts_its_own_part() -> Non
         turn.die()
 
     async with proxy_of(again, replays=True) as proxy:
-        await ask(proxy, body={**BODY, "switchyard_continuation": CONTINUATION}, x_switchyard_replayed="2", **ON)
+        await ask(proxy, {**BODY, "switchyard_continuation": CONTINUATION}, x_switchyard_replayed="2", **ON)
         assert await counted(proxy) == (0, 2)
 
 
 @pytest.mark.parametrize("headers", [{}, ON, {"x_switchyard_replayed": "2"}])
 async def test_clients_cannot_repeat_tokens(headers: dict[str, str]) -> None:
     async with proxy_of(finishes, replays=True) as proxy:
-        answer = await ask(proxy, body={**BODY, "switchyard_continuation": CONTINUATION}, **headers)
+        answer = await ask(proxy, {**BODY, "switchyard_continuation": CONTINUATION}, **headers)
         assert (answer.status, answer.json()["error"]["param"]) == (400, "switchyard_continuation")
         assert not proxy.engine.requests
 

@@ -64,8 +64,13 @@ def test_a_pool_that_continues_names_the_cells_of_each_version() -> None:
     cells = tuple(msgspec.structs.replace(CELL, cell=cell, version=version) for cell, version in versions.items())
     maps = desired_from(with_pool(cells=cells, continues=True)).maps
     assert maps[CONTINUED_MAP] == {
-        **{"org/chat": "1", "chat": "1", "=c-1-g3": "7", "=c-2-g3": "8", "=c-3-g3": "7"},
-        **{"pool.chat/7": "/c-1-g3/c-3-g3", "pool.chat/8": "/c-2-g3"},
+        "org/chat": "1",
+        "chat": "1",
+        "=c-1-g3": "7",
+        "=c-2-g3": "8",
+        "=c-3-g3": "7",
+        "pool.chat/7": "/c-1-g3/c-3-g3",
+        "pool.chat/8": "/c-2-g3",
     }
     assert CONTINUED_MAP not in desired_from(with_pool(cells=cells)).maps
 

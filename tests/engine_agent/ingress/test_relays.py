@@ -73,6 +73,7 @@ async def test_without_another_cell_of_its_version_a_stream_ends_with_an_error(i
         await ingress.route(pool(first, other, continues=True))
         await has_relay(ingress)
         first.dies_after = 3
+        answer = await stream(ingress)
         while not first.requests:
             answer = await stream(ingress)
         assert words_of(answer.content) == WHOLE[:3]

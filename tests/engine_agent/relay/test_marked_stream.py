@@ -8,13 +8,12 @@ import re
 import pytest
 
 from engine_agent.protocol.continuation import CONTINUATION_HEADER
-from engine_agent.relay.dialects import dialect_of
+from engine_agent.relay.dialects import Dialect, dialect_of
 from engine_agent.relay.marked_stream import MOST_EVENT_BYTES, Diverged, MarkedStream, groups_of
 from tests.engine_agent.engines.sim.in_process import application
 from tests.engine_agent.engines.sim.test_continuing import BODIES, body_of
 
-CHAT = dialect_of(b"/v1/chat/completions")
-assert CHAT is not None
+CHAT = Dialect(b"/v1/chat/completions", (b'"tool_calls"',))
 
 
 def by_order(answer: bytes) -> bytes:
