@@ -11,7 +11,10 @@ prints its CPU time.
 
 A second table has the flight recorder's part of the passes of each loop that it records: CPU time in Python, rows and
 bytes. In the phase *steer*, the autopilot moves the shares of three deployments each second, and the autoscaler changes
-the cells of one in every region, in shadow mode."""
+the cells of one in every region, in shadow mode.
+
+`--lost-regions 3` instead makes all nodes of three of the ten regions silent at once, for so long that a pass finds all
+their cells lost."""
 
 import argparse
 import logging
@@ -78,8 +81,14 @@ UPDATE fleet_nodereport SET state = 'failed', reason = 'out of memory'
 WHERE rank = 0 AND cell <> '' AND abs(hashtext(node_id)) %% 100 = 7
 """
 _SILENCE = """
-UPDATE fleet_nodereport SET connection = 'dead', last_seen_at = %(now)s - interval '11 s'
+UPDATE fleet_nodereport SET connection = 'dead', quiet = true, last_seen_at = %(now)s - interval '11 s'
 WHERE abs(hashtext(node_id)) %% 100 = 9
+"""
+_CALM = "UPDATE fleet_nodereport SET connection_changed_at = now() - interval '1 hour'"
+_LOSE = """
+UPDATE fleet_nodereport SET connection = 'dead', quiet = true, last_seen_at = now() - interval '121 s'
+FROM fleet_node AS node WHERE node.id = node_id AND node.region_id IN (
+    SELECT name FROM fleet_region ORDER BY name DESC LIMIT %s)
 """
 _STEPS = """
 INSERT INTO fleet_steprecord (node_id, cell, generation, index, totals, windows)
@@ -117,7 +126,7 @@ class Fleet:
 
         self.tick += 1
         now = clock.now()
-        lease_take(name=LISTENING_LEASE, holder="bench", ttl_s=600, now=now - timedelta(seconds=30))
+        lease_take(name=LISTENING_LEASE, holder="bench", ttl_s=1800, now=now - timedelta(seconds=600))
         listener_renew(listener="bench", keeps_up=True, now=now)
         with connection.cursor() as cursor:
             for statement in (_REPORTS, _OBEDIENT, _FOLLOWED, *statements):
@@ -283,7 +292,7 @@ def run_controller(nodes: int, seconds: float, log: Path) -> None:
         print(f"  {loop}: {len(passes)} passes seen, median {statistics.median(passes):.2f} s, most {passes[-1]:.2f} s")
 
 
-def run(nodes: int, passes: int, *, steps: bool, controller_s: float, log: Path) -> None:
+def run(nodes: int, passes: int, *, steps: bool, controller_s: float, lost_regions: int, log: Path) -> None:
     from django.db import connection
 
     fleet = Fleet()
@@ -299,6 +308,13 @@ def run(nodes: int, passes: int, *, steps: bool, controller_s: float, log: Path)
         run_controller(nodes, controller_s, log)
         return
     measure(fleet, SETTLE_PASSES)
+    if lost_regions:
+        with connection.cursor() as cursor:
+            cursor.execute(_CALM)
+            cursor.execute(_LOSE, [lost_regions])
+            lost = cursor.rowcount
+        print(RECORDER_TABLE, _report(nodes, f"{lost:,} lost", measure(fleet, passes)), sep="\n", flush=True)
+        return
     recorder = [
         _report(nodes, "idle", measure(fleet, passes)),
         _report(nodes, "1 % change", measure(fleet, passes, _FLAP)),
@@ -316,6 +332,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--passes", type=int, default=20, help="of each loop in each phase")
     parser.add_argument("--steps", action="store_true", help="every rank has five windows of steps to compare")
     parser.add_argument("--controller", type=float, default=0.0, help="seconds")
+    parser.add_argument("--lost-regions", type=int, default=0, help="of ten, instead of the other phases")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     logging.disable(logging.ERROR)  # no provider knows these nodes, and each decision is a line
@@ -326,7 +343,12 @@ def main(parser: argparse.ArgumentParser) -> None:
         if child == 0:  # a process each, because Django keeps to its first database
             with TemporaryDirectory(prefix="switchyard-bench-") as folder, database(Path(folder), PORT):
                 log = Path(folder) / "controller.log"
-                run(nodes, options.passes, steps=options.steps, controller_s=options.controller, log=log)
+                parts = {
+                    "steps": options.steps,
+                    "controller_s": options.controller,
+                    "lost_regions": options.lost_regions,
+                }
+                run(nodes, options.passes, **parts, log=log)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:
