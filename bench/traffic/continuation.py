@@ -14,7 +14,7 @@ import json
 import re
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,6 +107,12 @@ class KillableCell:
         self.engine.send_signal(signal.SIGKILL)
         self._running.close()
         self._start()
+
+    async def holds(self, http: httpx.AsyncClient, enough: Callable[[int], bool]) -> None:
+        """Waits until it has so many requests."""
+        async with asyncio.timeout(60):
+            while not enough((await self.ask(http, "/status"))["in_flight"]):
+                await asyncio.sleep(0.02)
 
     async def ask(self, http: httpx.AsyncClient, path: str, body: Any = None) -> Any:
         url = f"http://127.0.0.1:{self.ports.proxy_admin}{path}"
@@ -274,6 +280,32 @@ async def measure(fleet: Fleet, name: str, streams: int, at_once: int, every_s: 
     }
 
 
+async def drain(fleet: Fleet, streams: int) -> dict[str, Any]:
+    """Long streams at all cells, one of which then drains: how long until it is empty, and what its streams lose."""
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    async with httpx.AsyncClient(timeout=120, limits=limits) as http:
+        expected = await read_stream(http, fleet.port, "chat", 0)
+        tasks = [
+            asyncio.create_task(read_stream(http, fleet.port, "chat", 0)) for _ in range(streams * len(fleet.cells))
+        ]
+        cell = fleet.cells[0]
+        await cell.holds(http, lambda held: held >= streams * 0.8)
+        began = monotonic()
+        held = (await cell.ask(http, "/phase", {"phase": "drain"}))["in_flight"]
+        await cell.holds(http, lambda held: held == 0)
+        empty_s = monotonic() - began
+        seen = await asyncio.gather(*tasks)
+        await cell.ask(http, "/phase", {"phase": "serve"})
+    return {
+        "streams_of_the_cell": held,
+        "empty_after_s": round(empty_s, 2),
+        "cut": sum(not each.ended or bool(each.error) for each in seen),
+        "texts_that_differ": sum(each.text != expected.text for each in seen),
+        "pause_p99_s": round(percentile([each.longest_pause_s for each in seen], 0.99), 3),
+        "counts": dict(await fleet.relay_counts()),
+    }
+
+
 async def cost(fleet: Fleet, rounds: int) -> dict[str, Any]:
     """CPU time of the relays per request and per event, from requests of one token and of many; and the memory that a
     stream takes while it runs."""
@@ -323,9 +355,13 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", type=float, default=10.0, help="seconds between two kills")
     parser.add_argument("--dialect", action="append", choices=list(DIALECTS), help="default: all")
     parser.add_argument("--cost", type=int, default=0, metavar="ROUNDS", help="measure the relay instead")
+    parser.add_argument("--drain", type=int, default=0, metavar="STREAMS", help="drain a cell with so many instead")
     parser.add_argument("--without", action="store_true", help="without continuation")
     options = parser.parse_args()
     with fleet(RESULTS / "runs" / "continuation", continues=not options.without) as running:
+        if options.drain:
+            note("continuation", {"drain": options.drain, **uvloop.run(drain(running, options.drain))})
+            return
         if options.cost:
             note("continuation", uvloop.run(cost(running, options.cost)))
             return

@@ -133,6 +133,9 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
         "vllm": VLLM_PROXY,
         "sim": (SIM_PROXY, "test_a_real_time_request_takes_the_place_of_batch_work"),
     },
+    "streams continue at another cell": {
+        "sim": (f"{AGENT}/engines/sim/test_continuing.py", "test_a_repeat_gives_the_same_events_and_usage"),
+    },
     "cached prompts listed for routing": {
         "vllm": (VLLM, "test_the_index_is_what_the_engine_has_cached_and_tenants_find_their_own_prompts_only"),
         "sim": (SIM_PROXY, "test_the_proxy_lists_the_beginnings_of_what_the_engine_has_computed"),

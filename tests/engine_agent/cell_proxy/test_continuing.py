@@ -30,7 +30,7 @@ def event(number: int) -> bytes:
 OPENING = b": prompt 7 0123\n" + event(0)
 
 
-async def ask(proxy: LocalProxy, given: Mapping[str, Any] | None = None, **headers: Any) -> Message:
+async def ask(proxy: LocalProxy, given: Mapping[str, Any] | None = None, /, **headers: str) -> Message:
     reader, writer = await proxy.send(request(PATH, json.dumps(given or BODY).encode(), **headers))
     message = await read_message(reader)
     writer.close()
