@@ -111,7 +111,7 @@ class KillableCell:
     async def holds(self, http: httpx.AsyncClient, enough: Callable[[int], bool]) -> None:
         """Waits until it has so many requests."""
         async with asyncio.timeout(60):
-            while not enough((await self.ask(http, "/status"))["in_flight"]):
+            while not enough((await self.ask(http, "/status"))["in_flight"]):  # noqa: ASYNC110 - it is another process
                 await asyncio.sleep(0.02)
 
     async def ask(self, http: httpx.AsyncClient, path: str, body: Any = None) -> Any:

@@ -14,6 +14,10 @@ STALLED_AFTER_S: Final = 15.0
 seconds."""
 CONTINUES_WITHIN_S: Final = 30.0
 """How long a stream waits for a cell that continues it."""
+AGAIN_AFTER_S: Final = 0.1
+"""Between two attempts to continue a stream for which no cell is free."""
+AVOIDED_FOR_S: Final = 10.0
+"""How long a stream does not return to a cell that it left. By then health checks have found a dead one."""
 MOST_BODY_BYTES: Final = 1024 * 1024
 """Of a request that is kept until its answer ends, some 250,000 tokens of text."""
 MOST_KEPT_BYTES: Final = 256 * 1024 * 1024

@@ -33,9 +33,9 @@ from engine_agent.relay.run import HaproxyPool, Run
 MOST_WHOLE_BYTES: Final = 256 * 1024
 """An answer up to here is kept until it is whole. The rest of a longer one passes, and is not repeated."""
 MOST_OPENING_BYTES: Final = 16 * 1024
-AGAIN_AFTER_S: Final = 0.1
-"""Between two attempts to continue a stream for which no cell is free."""
-_NO_CELL: Final = frozenset({425, 429, 502, 503, 504})
+SENT_AGAIN: Final = 425
+"""HAProxy's status for an attempt that it wants again under the same name, for example for another region."""
+_NO_CELL: Final = frozenset({SENT_AGAIN, 429, 502, 503, 504})
 
 
 def _failed(code: str) -> Refusal:
@@ -63,10 +63,11 @@ class Exchange:
         self._begun = self._ended = self._paused = False
         self._keep_alive = self._chunked = False
         self._deaths = self._moves = self._repeats = 0
-        self._avoided: list[bytes] = []
+        self._left_at: dict[bytes, float] = {}
+        """When the stream left a server, by name."""
         self._version = b""
         self._broke_at = 0.0
-        self._why, self._attempts = "", 0
+        self._why, self._attempt_number = "", 0
         meter.requests += 1
         meter.open += 1
 
@@ -316,8 +317,12 @@ class Exchange:
         self._begin(why)
 
     def _avoid(self, run: Run) -> None:
-        if (server := run.header(SERVER_HEADER)) and server not in self._avoided:
-            self._avoided = [*self._avoided[-7:], server]
+        if server := run.header(SERVER_HEADER):
+            self._left_at[server] = monotonic()
+
+    def _avoided(self) -> tuple[bytes, ...]:
+        since = monotonic() - continuable.AVOIDED_FOR_S
+        return tuple(server for server, left_at in self._left_at.items() if left_at > since)
 
     def _begin(self, why: str) -> None:
         code, self._why = self._why_not(), why
@@ -361,9 +366,9 @@ class Exchange:
             self._meter.refused[code] += 1
             failures += code != "no_cell"
             is_late = monotonic() - self._broke_at >= continuable.CONTINUES_WITHIN_S
-            if failures >= continuable.MOST_DEATHS or is_late or self._run.connection is not None:
+            if self._deaths + failures > continuable.MOST_DEATHS or is_late or self._run.connection is not None:
                 break
-            await asyncio.sleep(AGAIN_AFTER_S)
+            await asyncio.sleep(continuable.AGAIN_AFTER_S)
         if code and not self._ended:
             self._task = None
             self._stay(code)
@@ -375,16 +380,13 @@ class Exchange:
             return "kept_bytes"
         try:
             groups = groups_of(bytes(old.marks))
-            repeat = Repeat(
-                self._attempts, self._version, self._run.header(b"x-switchyard-deployment"),
-                tuple(self._avoided), old.prompt, groups,
-            )  # fmt: skip
+            deployment = self._run.header(b"x-switchyard-deployment")
+            repeat = Repeat(self._attempt_number, self._version, deployment, self._avoided(), old.prompt, groups)
             connection = self._pool.take() or await self._pool.connect()
         except Diverged:
             return "diverged"
         except OSError:
             return "no_cell"
-        self._attempts += 1
         self._next = run = Run(self, MarkedStream(self._dialect, old.events, bytes(old.marks), old.shown))
         self._taken = asyncio.get_running_loop().create_future()
         run.connection, connection.receiver = connection, run
@@ -394,6 +396,8 @@ class Exchange:
                 code = await self._taken
         except TimeoutError:
             code = "no_cell"
+        if run.response is None or run.response.status != SENT_AGAIN:
+            self._attempt_number += 1
         if code:
             self._next = None
             self._avoid(run)

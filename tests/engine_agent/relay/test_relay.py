@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from engine_agent.protocol.continuation import broken_mark, tokens_mark
-from engine_agent.relay import continuable, exchange, server
+from engine_agent.relay import continuable, server
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.relay.rig import (
     CHAT,
@@ -29,7 +29,7 @@ FAREWELL = b'data: {"error": {"code": "engine_died"}}\n\n'
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(exchange, "AGAIN_AFTER_S", 0.01)
+    monkeypatch.setattr(continuable, "AGAIN_AFTER_S", 0.01)
     monkeypatch.setattr(server, "SWEEP_S", 0.02)
 
 
@@ -92,6 +92,8 @@ def test_refusals_are_tried_again_until_a_cell_is_free(tmp_path: Path) -> None:
     async def check(rig: Rig) -> None:
         assert await rig.text() == WORDS
         assert rig.counts["refused:no_cell"] == 2
+        attempts = [each.headers["x-switchyard-attempt"] for each in rig.requests]
+        assert attempts == ["short-1", "short-1-0", "short-1-1", "short-1-1"], "HAProxy sends a 425 elsewhere"
 
     play(tmp_path, cell("a", 2), refusing(503), refusing(425), cell("b"), then=check)
 
