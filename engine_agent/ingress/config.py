@@ -177,7 +177,6 @@ def _values(desired: DesiredHaproxy, settings: IngressSettings, tier: BodyParser
     kept = tuple(_control_plane_paths()) if settings.control_plane else ()
     # A request takes a second connection on its way within the ingress, and a held one a third.
     more = settings.max_outside_connections + (settings.max_held if desired.features.holds else 0)
-    more += settings.max_outside_connections if desired.features.continuation else 0
     more += 2 * settings.grpc.calls if desired.features.grpc else 0
     return {
         "desired": desired,
