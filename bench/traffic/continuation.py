@@ -37,7 +37,10 @@ CELLS, PLACES, TOKENS = 3, 256, 200
 CELL = ModelParameters(decode_step_ms=25, decode_step_per_seq_ms=0, max_num_seqs=PLACES, prefill_tokens_per_s=1e6)
 VERSION = "1"
 _PROMPT = "Tell me about number"
-_TIMES = re.compile(r'"(?:created|created_at)":\d+|"(?:id|item_id)":"[^"]*"')
+_DIFFERENT = re.compile(
+    r'"(?:created|created_at|cached_tokens|cache_read_input_tokens|input_tokens)":\d+|"(?:id|item_id)":"[^"]*"'
+)
+"""Parts of events that differ between two undisturbed runs: ids, times, and tokens that a cell had cached."""
 
 
 @dataclass(frozen=True)
@@ -129,11 +132,12 @@ async def read_stream(http: httpx.AsyncClient, port: int, name: str, number: int
             "POST", f"http://127.0.0.1:{port}{dialect.path}", json=dialect.request(number)
         ) as answer:
             async for line in answer.aiter_lines():
-                now, last = last, monotonic()
+                before, last = last, monotonic()
+                if seen.shape:
+                    seen.longest_pause_s = max(seen.longest_pause_s, last - before)
                 if not line.startswith("data: "):
                     seen.error = seen.error or ("a mark reached the client" if line.startswith(":") else "")
                     continue
-                seen.longest_pause_s = max(seen.longest_pause_s, last - now) if seen.shape else 0.0
                 _note(seen, name, line.removeprefix("data: "))
     except httpx.HTTPError as error:
         seen.error = seen.error or type(error).__name__
@@ -144,7 +148,7 @@ def _note(seen: Seen, name: str, data: str) -> None:
     if data == "[DONE]":
         seen.ended = True
         return
-    seen.shape.append(_TIMES.sub("", data))
+    seen.shape.append(_DIFFERENT.sub("", data))
     body = json.loads(data)
     if body.get("error"):
         seen.error = str(body["error"].get("code") or body["error"].get("type"))
@@ -163,7 +167,8 @@ def _note(seen: Seen, name: str, data: str) -> None:
         seen.text += body["delta"].get("text", "") if kind == "content_block_delta" else ""
         seen.ended = seen.ended or kind == "message_stop"
         if kind == "message_delta":
-            seen.usage = body["usage"]["input_tokens"], body["usage"]["output_tokens"]
+            cached = body["usage"]["cache_read_input_tokens"]
+            seen.usage = body["usage"]["input_tokens"] + cached, body["usage"]["output_tokens"]
 
 
 @contextlib.contextmanager
