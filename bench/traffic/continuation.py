@@ -200,6 +200,13 @@ class Fleet:
             if "engine_agent.relay" in (each.info["cmdline"] or ()) and place in " ".join(each.info["cmdline"])
         ]
 
+    async def is_whole(self, http: httpx.AsyncClient) -> None:
+        """Waits until all cells are healthy."""
+        async with asyncio.timeout(60):
+            for cell in self.cells:
+                while not (await cell.ask(http, "/status"))["health"]["ok"]:
+                    await asyncio.sleep(0.1)
+
     async def relay_counts(self) -> Counter[str]:
         totals: Counter[str] = Counter()
         for socket in sorted((self.home / "relay").glob("*.sock")):
@@ -244,6 +251,7 @@ async def measure(fleet: Fleet, name: str, streams: int, at_once: int, every_s: 
     """All streams of a dialect, undisturbed and then with kills."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(timeout=120, limits=limits) as http:
+        await fleet.is_whole(http)
         expected = [await read_stream(http, fleet.port, name, number) for number in range(8)]
         if any(seen.error or not seen.ended for seen in expected):
             raise SystemExit(f"an undisturbed stream failed: {expected[0]}")
