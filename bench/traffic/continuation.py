@@ -204,7 +204,7 @@ class Fleet:
         """Waits until all cells are healthy."""
         async with asyncio.timeout(60):
             for cell in self.cells:
-                while not (await cell.ask(http, "/status"))["health"]["ok"]:
+                while not (await cell.ask(http, "/status"))["health"]["ok"]:  # noqa: ASYNC110 - another process
                     await asyncio.sleep(0.1)
 
     async def relay_counts(self) -> Counter[str]:
