@@ -16,7 +16,8 @@ from engine_agent.protocol.ingress_messages import Affinity
 from tests.engine_agent.cell_proxy.proxy_process import until
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
-from tests.engine_agent.ingress.ingresses import RunningIngress, pool
+from tests.engine_agent.ingress.ingresses import AWAY, HOME, RunningIngress, pool
+from tests.engine_agent.ingress.test_spill import until_spill_is
 from tests.engine_agent.relay.rig import words_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio, pytest.mark.long]
@@ -139,3 +140,25 @@ async def test_relays_survive_their_agent(ingress: RunningIngress) -> None:
             assert words_of((await running).content) == WHOLE
         ingress.http = http
         await first.stop()
+
+
+async def test_a_stream_continues_in_another_region_and_from_one_cell_there_to_the_next(
+    ingress: RunningIngress, tmp_path: Path
+) -> None:
+    async with (
+        cells("1", "1", "1") as (near, far, farther),
+        RunningIngress(tmp_path / "away", AWAY).running() as away,
+    ):
+        await away.route(pool(far, farther, spill=[ingress], continues=True))
+        await ingress.route(pool(near, spill=[away], fractions={HOME: 1.0}, continues=True))
+        socket = await has_relay(ingress)
+        await until_spill_is(True, ingress)
+        near.dies_after, far.dies_after, farther.dies_after = 2, 4, None
+        while not (near.requests and far.requests):
+            answer = await stream(ingress)
+            assert words_of(answer.content) == WHOLE
+        assert (await read_counts(socket))["continued:connection_lost"] >= 2
+        crossed = next(each for each in far.requests if "x-switchyard-replayed" in each.headers)
+        assert crossed.headers["x-switchyard-hop"].startswith(f"{HOME}~|")
+        relay_there = away.settings.state_dir / "relay" / "1.sock"
+        assert (await read_counts(relay_there))["requests"] == 0, "the relay here continues it"
