@@ -78,7 +78,8 @@ async def test_without_another_cell_of_its_version_a_stream_ends_with_an_error(i
         while not first.requests:
             answer = await stream(ingress)
         assert words_of(answer.content) == WHOLE[:3]
-        assert b'"code":"no_cell"' in answer.content
+        assert b'"error"' in answer.content
+        assert not any("x-switchyard-replayed" in each.headers for each in other.requests)
 
 
 async def test_clients_set_none_of_the_headers(ingress: RunningIngress) -> None:
