@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.webhooks.planner import signature
-from switchyard_client import BadCallback, _SseParser, verify_callback
+from switchyard_client import BadCallback, verify_callback
+from switchyard_client.events import SseParser
 
 TEXT = st.text(st.characters(exclude_characters="\r\n", exclude_categories=["Cs"]), max_size=20)
 NOW_S = 1_800_000_000
@@ -26,7 +27,7 @@ def test_events_are_the_same_however_their_bytes_are_cut(
         for text, name in events
     ).encode()
     cuts = sorted(data.draw(st.lists(st.integers(0, len(wire)), max_size=8)))
-    parser, seen = _SseParser(), list[tuple[str, bytes]]()
+    parser, seen = SseParser(), list[tuple[str, bytes]]()
     for begin, stop in zip([0, *cuts], [*cuts, len(wire)], strict=True):
         seen += parser.feed(wire[begin:stop])
     seen += parser.feed(b"\n")  # a CR at the end waits for what follows
@@ -34,7 +35,7 @@ def test_events_are_the_same_however_their_bytes_are_cut(
 
 
 def test_data_of_several_lines_is_one() -> None:
-    assert list(_SseParser().feed(b"data: {\ndata: }\n\nretry: 5\n\n")) == [("", b"{\n}")]
+    assert list(SseParser().feed(b"data: {\ndata: }\n\nretry: 5\n\n")) == [("", b"{\n}")]
 
 
 BODY = json.dumps(
