@@ -42,6 +42,8 @@ TLS_ABOVE = 3000
 """Offset of an ingress's TLS port for applications."""
 GRPC_ABOVE, GRPC_TLS_ABOVE = 4000, 5000
 """Offsets of an ingress's ports for gRPC, without and with TLS."""
+CLOUD_INGRESS = 8080
+"""Port for applications of ingresses on machines of a cloud, where nothing else listens."""
 LOWEST_PORT, HIGHEST_PORT = 1024, 65535
 """Range of the ports that agents listen on without root."""
 INGRESS_CLAIM = "\0switchyard-ingress-{host}:{port}"

@@ -299,6 +299,9 @@ def deploy_region(world: World, region: str, base: dict[str, str], **parameters:
     return deploy(world, region, f"switchyard-{region}", "region.yaml", stated)
 
 
+TARGETS = ("EntryTargets", "PlainTargets", "GrpcTargets", "PlainGrpcTargets")
+
+
 def deploy_cluster(
     world: World, region: str, base: dict[str, str], network: dict[str, str], images: dict[str, str]
 ) -> tuple[str, str]:
@@ -309,7 +312,7 @@ def deploy_cluster(
         "Install": base["Install"],
         "ArtifactBucket": base["ArtifactBucket"],
         "IngressZones": f"{network['ZoneA']},{network['ZoneB']}",
-        **{key: network[key] for key in ("EntryAddress", "EntryZone", "EntryTargets", "PlainTargets")},
+        **{key: network[key] for key in ("EntryAddress", "EntryZone", *TARGETS) if key in network},
         **images,
     }
     return name, deploy(world, region, name, "ecs.yaml", given)["Cluster"]

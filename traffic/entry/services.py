@@ -21,7 +21,7 @@ import msgspec
 from django.db import IntegrityError, transaction
 from django.db.models import Max, QuerySet
 
-from engine_agent.protocol.ports import tls_port
+from engine_agent.protocol.ports import grpc_port, grpc_tls_port, tls_port
 from fleet.clouds.aws.calls import CallFailed, Refused, Unanswered
 from fleet.clouds.aws.calls import call as aws_call
 from fleet.clouds.models import CloudRegion
@@ -373,15 +373,16 @@ def _record_hold(entry: Entry, hold: HoldEntry | None, now: datetime) -> None:
             incidents_close(kind=FOREIGN, subject=entry.name, resolution="nothing blocks it any longer", now=now)
 
 
-TLS = "tls"
-"""Name of the region's target group for TLS."""
+PORT_OF_GROUP = {"tls": tls_port, "grpc": grpc_tls_port, "plain_grpc": grpc_port}
+"""Port of an ingress in the region's target groups of these names; in others its port for applications."""
+OF_GRPC = frozenset({"grpc", "plain_grpc"})
 DRAINED = frozenset({"unused", ""})
 """States of a target without streams; "" means that the group does not know it."""
 
 
 def entry_targets_follow(*, now: datetime, call: AwsCall = aws_call) -> None:
     """Runs one pass over all regions with target groups."""
-    for cloud in CloudRegion.objects.filter(state=CloudRegionState.READY.value):
+    for cloud in CloudRegion.objects.filter(state=CloudRegionState.READY.value).select_related("region"):
         try:
             groups = cloud.stated_base().target_groups
         except msgspec.ValidationError:
@@ -395,14 +396,16 @@ def entry_targets_follow(*, now: datetime, call: AwsCall = aws_call) -> None:
             ingresses = _target_ingresses(cloud.region_id)
             try:
                 for name, group in sorted(groups.items()):
-                    _follow_group(cloud, group, _at_port_of(name, ingresses), call, now)
+                    serving = ingresses if cloud.region.grpc or name not in OF_GRPC else []
+                    _follow_group(cloud, group, _at_port_of(name, serving), call, now)
             except CallFailed as error:
                 log.warning("targets of %s stay unchanged: %s", cloud.pk, error)
 
 
 def _at_port_of(name: str, ingresses: Sequence[TargetIngress]) -> list[TargetIngress]:
-    """Returns the ingresses with the port of this group; the TLS group has a separate port."""
-    return [replace(each, port=tls_port(each.port)) if name == TLS else each for each in ingresses]
+    """Returns the ingresses with the port of this group."""
+    port_of = PORT_OF_GROUP.get(name)
+    return [replace(each, port=port_of(each.port)) for each in ingresses] if port_of else list(ingresses)
 
 
 def _follow_group(

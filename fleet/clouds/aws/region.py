@@ -82,6 +82,10 @@ def latest(rows: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
 DONE = frozenset({"CREATE_COMPLETE", "UPDATE_COMPLETE", "UPDATE_ROLLBACK_COMPLETE"})
 """Stack states in which the outputs are valid."""
 ZONES = "ABCD"
+TARGET_OUTPUTS: Mapping[str, str] = {
+    "tls": "EntryTargets", "plain": "PlainTargets", "grpc": "GrpcTargets", "plain_grpc": "PlainGrpcTargets",
+}  # fmt: skip
+"""Target groups by the names of `CloudBase.target_groups`; a stack may lack each."""
 NEEDED = (
     "Install", "ZoneA", "SubnetA", "NodeGroup", "NodeProfile", "IngressGroup", "IngressProfile", "ArtifactBucket",
     "NoticeQueue", "DeadNoticeQueue", "EntryAddress", "EntryZone", "EntryTargets",
@@ -175,7 +179,6 @@ def _cloud_base(region: str, stack: str, outputs: Mapping[str, str], account: st
     for name, wanted in IMAGE_OUTPUTS.items():
         if (is_for := architectures.get(outputs[name], wanted)) != wanted:
             raise StackRefused(f"{name} of stack {stack} is {outputs[name]} for {is_for}; it must be for {wanted}")
-    targets = {"tls": "EntryTargets", "plain": "PlainTargets"}
     return CloudBase(
         account=account,
         zones={zone: ZoneBase(subnet, zone_ids[subnet]) for zone, subnet in subnets.items()},
@@ -188,7 +191,7 @@ def _cloud_base(region: str, stack: str, outputs: Mapping[str, str], account: st
         bucket=outputs["ArtifactBucket"],
         queue_url=outputs["NoticeQueue"],
         dead_letter_url=outputs["DeadNoticeQueue"],
-        target_groups={name: outputs[output] for name, output in targets.items() if output in outputs},
+        target_groups={name: outputs[output] for name, output in TARGET_OUTPUTS.items() if outputs.get(output)},
         load_balancer=outputs["EntryAddress"],
         load_balancer_zone=outputs["EntryZone"],
         hosted_zone=outputs.get("HostedZoneId", ""),

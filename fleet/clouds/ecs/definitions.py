@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from engine_agent.protocol.ports import CLOUD_INGRESS, ingress_ports, metrics_port
 from fleet.clouds.aws.launch import TAG_ATTEMPT, TAG_INSTALL, TAG_UNIT, network_of
 from fleet.reconcile.planning.states import MachineRole
 from models_registry.instance_types.planner import NEURON, NVIDIA, InstanceShape
@@ -105,6 +106,7 @@ def _container(shape: InstanceShape, role: MachineRole, cluster: Cluster, efas: 
         "stopTimeout": STOP_TIMEOUT_S,
         "environment": [{"name": name, "value": value} for name, value in _environment(cluster).items()],
         "mountPoints": mounts,
+        **({} if is_node else {"portMappings": list(_ingress_port_mappings())}),
         "linuxParameters": {
             "sharedMemorySize": min(int(memory_mib * SHARED_MEMORY_SHARE), SHARED_MEMORY_MIB_MOST),
             **({"devices": devices} if (devices := list(_devices(shape, efas)) if is_node else []) else {}),
@@ -126,6 +128,13 @@ def _container(shape: InstanceShape, role: MachineRole, cluster: Cluster, efas: 
             },
         },
     }
+
+
+def _ingress_port_mappings() -> Iterator[Request]:
+    """With the host's network they map nothing: ECS starts no second task with one of these ports there. Metrics are on
+    loopback."""
+    for port in sorted({*ingress_ports(CLOUD_INGRESS).values()} - {metrics_port(CLOUD_INGRESS)}):
+        yield {"containerPort": port, "hostPort": port, "protocol": "tcp"}
 
 
 def _environment(cluster: Cluster) -> dict[str, str]:

@@ -2,7 +2,7 @@
 missing output, so that an operator knows what to update."""
 
 from fleet.clouds.aws.calls import call
-from fleet.clouds.aws.region import Call, RegionRead, StackRefused, stack_outputs
+from fleet.clouds.aws.region import TARGET_OUTPUTS, Call, RegionRead, StackRefused, stack_outputs
 from fleet.clouds.planning.upkeep import CloudBase, ClusterBase, ZoneBase
 
 NEEDED = (
@@ -22,7 +22,6 @@ def cluster_read(region: str, stack: str, install: str, send: Call = call) -> Re
         if f":{account}:role/" not in outputs[name]:
             raise StackRefused(f"{name} of stack {stack} is {outputs[name]}, which is no role of account {account}")
     zones = [name for name in outputs.get("IngressZones", "").split(",") if name]
-    targets = {"tls": "EntryTargets", "plain": "PlainTargets"}
     base = CloudBase(
         account=account,
         zones={name: ZoneBase("", name) for name in zones},
@@ -33,7 +32,7 @@ def cluster_read(region: str, stack: str, install: str, send: Call = call) -> Re
         bucket=outputs["ArtifactBucket"],
         queue_url=outputs["NoticeQueue"],
         dead_letter_url=outputs["DeadNoticeQueue"],
-        target_groups={name: outputs[output] for name, output in targets.items() if outputs.get(output)},
+        target_groups={name: outputs[output] for name, output in TARGET_OUTPUTS.items() if outputs.get(output)},
         load_balancer=outputs.get("EntryAddress", ""),
         load_balancer_zone=outputs.get("EntryZone", ""),
         hosted_zone=outputs.get("HostedZoneId", ""),

@@ -176,9 +176,9 @@ class CloudBase:
     volume names by image, `root_device` for other images.
 
     `load_balancer` and `load_balancer_zone`: DNS name and hosted zone of the region's entry, for an alias;
-    `target_groups`: ARNs for its ingresses, `tls` or `plain`. `hosted_zone` and `entry_name`: of the weighted records
-    of all regions. `home`: the AWS region of the install's alarm; empty: this region. `cluster`: if machines are
-    container instances of ECS; the roles are then those of tasks."""
+    `target_groups`: ARNs for its ingresses, `tls`, `plain`, `grpc` or `plain_grpc`. `hosted_zone` and `entry_name`: of
+    the weighted records of all regions. `home`: the AWS region of the install's alarm; empty: this region. `cluster`:
+    if machines are container instances of ECS; the roles are then those of tasks."""
 
     account: str
     zones: dict[str, ZoneBase]

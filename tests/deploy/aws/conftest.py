@@ -44,6 +44,6 @@ def deployed() -> Iterator[Deployed]:
     world = World()
     with serve(world):
         base = deploy_base(world, INSTALL, ArtifactKeyArn=KEY, HostedZoneId="Z0ENTRY", AlarmEmail="a@example.com")
-        names = {"ZoneC": "us-east-1c", "EntryName": "llm.example.com", "PlainHttp": "yes"}
+        names = {"ZoneC": "us-east-1c", "EntryName": "llm.example.com", "PlainHttp": "yes", "Grpc": "yes"}
         yield Deployed(world, base, deploy_region(world, "us-east-1", base, **names))
     assert world.bugs == []

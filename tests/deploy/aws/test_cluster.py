@@ -20,6 +20,9 @@ pytestmark = pytest.mark.cloud
 
 IMAGES = {"NodeImage": f"registry/node-agent@sha256:{'a' * 64}", "IngressImage": "registry/ingress:1.0"}
 
+GROUP = "arn:aws:elasticloadbalancing:us-east-1:123456789012:targetgroup"
+TARGETS = {"EntryTargets": f"{GROUP}/a/1", "GrpcTargets": f"{GROUP}/b/2", "PlainGrpcTargets": f"{GROUP}/c/3"}
+
 
 @pytest.fixture(scope="module")
 def cluster() -> "Iterator[tuple[World, dict[str, str]]]":
@@ -29,7 +32,7 @@ def cluster() -> "Iterator[tuple[World, dict[str, str]]]":
     world = World()
     with serve(world):
         base = deploy_base(world, INSTALL)
-        given = {"Install": INSTALL, "ArtifactBucket": base["ArtifactBucket"], **IMAGES}
+        given = {"Install": INSTALL, "ArtifactBucket": base["ArtifactBucket"], **IMAGES, **TARGETS}
         yield world, deploy(world, "us-east-1", "switchyard-ecs", "ecs.yaml", given)
     assert world.bugs == []
 
@@ -77,6 +80,7 @@ def test_the_stack_is_read_and_that_of_another_install_is_refused(cluster: "tupl
     assert base.cluster is not None
     assert (base.cluster.name, base.account) == (outputs["Cluster"], world.account)
     assert (base.cluster.image, base.cluster.ingress_image) == (IMAGES["NodeImage"], IMAGES["IngressImage"])
+    assert base.target_groups == dict(zip(("tls", "grpc", "plain_grpc"), TARGETS.values(), strict=True))
     assert (base.node_role, base.queue_url) == (f"{INSTALL}-node-task-us-east-1", outputs["NoticeQueue"])
     with pytest.raises(StackRefused, match="is of install"):
         cluster_read("us-east-1", "switchyard-ecs", "sw-ffffffffffff", send)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from engine_agent.protocol.ports import CLOUD_INGRESS, ingress_ports
 from lab.cloud.stack import TEMPLATES
 from tests.deploy.aws.conftest import INSTALL, Deployed
 
@@ -158,6 +159,31 @@ def test_what_depends_on_more_than_being_there(deployed: Deployed) -> None:
     assert alarm["TreatMissingData"] == "breaching"
     assert redrive["deadLetterTargetArn"].endswith(f"{INSTALL}-notices-dead")
     assert int(redrive["maxReceiveCount"]) == 5  # cfn-lint takes 0
+
+
+def test_the_ports_of_ingresses_are_open_to_the_load_balancer_alone(deployed: Deployed) -> None:
+    """Those for gRPC because the stack states `Grpc`."""
+    ec2, elb = deployed.world.client("ec2"), deployed.world.client("elbv2")
+    [entry] = elb.describe_load_balancers()["LoadBalancers"]
+    listeners = elb.describe_listeners(LoadBalancerArn=entry["LoadBalancerArn"])["Listeners"]
+    target_ports = {each["TargetGroupArn"]: each["Port"] for each in elb.describe_target_groups()["TargetGroups"]}
+    found = {each["Port"]: target_ports[each["DefaultActions"][0]["TargetGroupArn"]] for each in listeners}
+    ports = ingress_ports(CLOUD_INGRESS)
+    assert found == {
+        443: ports["applications over TLS"], 80: ports["applications"],
+        8443: ports["gRPC over TLS"], 50051: ports["gRPC"],
+    }  # fmt: skip
+
+    [group] = ec2.describe_security_groups(GroupIds=[deployed.region["IngressGroup"]])["SecurityGroups"]
+    [of_entry] = entry["SecurityGroups"]
+    opened = {
+        each["FromPort"]
+        for each in group["IpPermissions"]
+        if of_entry in [pair["GroupId"] for pair in each["UserIdGroupPairs"]]
+    }
+    assert opened == set(found.values())
+    [group] = ec2.describe_security_groups(GroupIds=[of_entry])["SecurityGroups"]
+    assert {each["FromPort"] for each in group["IpPermissions"]} == set(found)
 
 
 def test_a_notice_of_ec2_reaches_the_queue_and_another_ones_does_not(deployed: Deployed) -> None:

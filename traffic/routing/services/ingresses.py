@@ -13,6 +13,7 @@ from django.db import connection, transaction
 from django.db.models import F, Q
 
 from engine_agent.protocol.machine_messages import VERSION_MOST
+from engine_agent.protocol.ports import CLOUD_INGRESS
 from engine_agent.protocol.states import AgentKind
 from fleet.agents.selectors import is_trusted
 from fleet.agents.services.authority import agent_trust_end, authority_ensure
@@ -256,8 +257,6 @@ def _launch_machine(ingress: Ingress, now: datetime) -> None:
     provider_named(ingress.region.provider).launch([spec])
 
 
-PORT = 8080
-"""Port of every ingress machine; nothing else listens there."""
 STEP_EVERY_S = 10.0
 """Interval between two steps of a launch. An early step costs no call, since the provider checks its rows."""
 STEP_LIMIT_S = 60.0
@@ -309,7 +308,9 @@ def _ensure_in_zones(region: Region, base: CloudBase, now: datetime) -> None:
 def _create_ingress(region: Region, zone: str, reason: str, now: datetime) -> Ingress:
     with transaction.atomic():
         name = f"i-{region.name}-{secrets.token_hex(2)}"
-        ingress = Ingress.objects.create(id=name, region=region, address="", port=PORT, zone=zone, created_at=now)
+        ingress = Ingress.objects.create(
+            id=name, region=region, address="", port=CLOUD_INGRESS, zone=zone, created_at=now
+        )
         event_record(
             kind="ingress.wanted",
             message=f"launching {name}: {reason}",

@@ -7,6 +7,7 @@ import pytest
 
 from fleet.clouds.models import CloudRegion
 from fleet.machines.models import Machine
+from fleet.regions.models import Region
 from kernel import clock
 from kernel.models import Event
 from lab.cloud.server import World
@@ -79,6 +80,36 @@ def test_each_zone_gets_one_machine_and_it_becomes_a_target_with_its_table(entra
     assert set(EntryTarget.objects.values_list("port", flat=True)) == {11080}
     told = set(Event.objects.filter(kind="ingress.target").values_list("message", flat=True))
     assert told == {f"{each.id} gets clients of the load balancer at port 11080" for each in made.values()}
+
+
+def test_groups_for_grpc_have_targets_while_the_region_serves_it(entrance: Entrance) -> None:
+    groups = {"tls": entrance.group, "grpc": f"{entrance.group}-grpc", "plain_grpc": f"{entrance.group}-plain"}
+    cloud = CloudRegion.objects.get()
+    CloudRegion.objects.update(base=cloud.base | {"target_groups": groups})
+    Ingress.objects.create(id="i-1", region_id=REGION, address="10.0.0.9", port=8080, created_at=clock.now())
+    IngressReport.objects.create(ingress_id="i-1", connected=True, revision=1, last_seen_at=clock.now())
+    sent: list[tuple[str, str, int]] = []
+
+    def call(service: str, operation: str, region: str, **params: Any) -> dict[str, Any]:
+        sent.append((operation, params["TargetGroupArn"], params["Targets"][0]["Port"]))
+        return {"TargetHealthDescriptions": []}
+
+    def follow() -> list[tuple[str, str, int]]:
+        sent.clear()
+        entry_targets_follow(now=clock.now(), call=call)
+        return sent
+
+    assert follow() == [("RegisterTargets", groups["tls"], 11080)]
+    Region.objects.update(grpc=True)
+    assert follow() == [
+        ("RegisterTargets", groups["grpc"], 13080),
+        ("RegisterTargets", groups["plain_grpc"], 12080),
+    ]
+    Region.objects.update(grpc=False)
+    assert follow() == [
+        ("DeregisterTargets", groups["grpc"], 13080),
+        ("DeregisterTargets", groups["plain_grpc"], 12080),
+    ]
 
 
 def test_a_machine_that_leaves_is_taken_out_first_and_waits_for_its_streams(entrance: Entrance) -> None:

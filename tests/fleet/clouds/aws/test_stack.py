@@ -62,7 +62,7 @@ def deploy(world: World, **parameters: str) -> None:
 
 
 def test_creating_a_region_asks_the_cloud_nothing_and_reading_it_makes_it_ready(aws: World) -> None:
-    deploy(aws, PlainHttp="yes")
+    deploy(aws, PlainHttp="yes", Grpc="yes")
     before = len(aws.calls)
 
     create()
@@ -75,7 +75,7 @@ def test_creating_a_region_asks_the_cloud_nothing_and_reading_it_makes_it_ready(
     assert base.account == aws.account
     assert sorted(base.zones) == ["us-east-2a", "us-east-2b"]
     assert base.node_role == f"{install_ensure(clock.now()).id}-node"
-    assert set(base.target_groups) == {"tls", "plain"}
+    assert set(base.target_groups) == {"tls", "plain", "grpc", "plain_grpc"}
     assert set(base.root_devices) == {image.id for image in IMAGES}
     assert set(base.root_devices.values()) == {ROOT_DEVICE}
 
