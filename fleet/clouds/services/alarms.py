@@ -1,6 +1,7 @@
 """Reads the alarms of CloudWatch that a region names. One about a machine becomes a fault signal of its node with the
-alarm as evidence, which `fleet.faults.planning` treats like any other; one without a machine becomes an incident. If
-CloudWatch does not answer, everything stays as it was."""
+alarm as evidence, which `fleet.faults.planning` treats like any other. One about a cell, a group of machines, a service
+or nothing in particular becomes an incident that names its nodes and cells. If CloudWatch or EC2 does not answer,
+everything stays as it was."""
 
 import logging
 from collections import defaultdict
@@ -11,21 +12,36 @@ from typing import Any
 from django.db import transaction
 
 from engine_agent.protocol.signatures import CLOUD_ALARM, CLOUD_ALARM_GRAVE
-from fleet.clouds.aws.calls import CallFailed, Refused, call
-from fleet.clouds.ecs.units import placed_of
+from fleet.cells.models import Cell, CellMember
+from fleet.clouds.aws.calls import CallFailed, Refused, call, pages
+from fleet.clouds.ecs.cluster import short_id
+from fleet.clouds.ecs.units import base_of, placed_of
 from fleet.clouds.models import CloudRegion
-from fleet.clouds.planning.alarms import AlarmSeen, AlarmSource, alarm_seen, gravest, parse_alarms
+from fleet.clouds.planning.alarms import (
+    About,
+    AlarmedMachine,
+    AlarmSeen,
+    AlarmSource,
+    about_of,
+    alarm_seen,
+    distinct,
+    gravest,
+    groups_named,
+    parse_alarms,
+)
 from fleet.clouds.services.notices import UNREAD
 from fleet.faults.models import Incident, Signal
 from fleet.faults.services.incidents import hardware_faults_settle, incident_open, incidents_close
 from fleet.machines.models import Machine
 from fleet.nodes.models import Node
-from fleet.reconcile.planning.states import IncidentState, MachineRole, MachineState, NodeState
+from fleet.reconcile.planning.states import CellState, IncidentState, MachineRole, MachineState, NodeState
 from fleet.regions.models import Region
 from kernel import wake_ups
 
 ALARM = "cloud-alarm"
-"""Kind of the incident of an alarm that names no machine."""
+"""Kind of the incident of an alarm that is not about one machine."""
+GROUP_TAG = "tag:aws:autoscaling:groupName"
+"""Filter by the tag that EC2 Auto Scaling sets."""
 STATE = "ALARM"
 PAGE, PAGES_MOST = 100, 5
 SIGNATURES = (CLOUD_ALARM, CLOUD_ALARM_GRAVE)
@@ -38,7 +54,8 @@ def cloud_alarms(cloud: CloudRegion, now: datetime) -> None:
     sources = parse_alarms(Region.objects.values_list("alarms", flat=True).get(pk=cloud.pk))
     unread = {"kind": UNREAD, "subject": f"{cloud.pk}/alarms"}
     try:
-        seen = [alarm for source in sources for alarm in _alarms_of(cloud, source)]
+        seen = distinct(alarm for source in sources for alarm in _alarms_of(cloud, source))
+        groups = {name: _instances_of(cloud, name) for name in groups_named(seen)}
     except CallFailed as error:
         log.warning("alarms of region %s were not read: %s", cloud.pk, error)
         if isinstance(error, Refused) and not error.is_for_now:
@@ -46,12 +63,21 @@ def cloud_alarms(cloud: CloudRegion, now: datetime) -> None:
             incident_open(**unread, summary=summary, evidence={}, now=now, region=cloud.pk)
         return
     incidents_close(**unread, resolution="they are read again", now=now)
-    _follow_machines(cloud, seen, now)
-    _follow_others(cloud, [one for one in seen if not one.machine], now)
+    machines = _machines(cloud) if seen else []
+    cells = Cell.objects.filter(region_id=cloud.pk).exclude(state=CellState.STOPPED) if seen else Cell.objects.none()
+    known = set(cells.values_list("id", flat=True))
+    cluster = cloud.base.get("cluster") or {}
+    about = [(one, about_of(one, machines, known, groups, cluster.get("name", ""))) for one in seen]
+    by_node: dict[str, list[AlarmSeen]] = defaultdict(list)
+    for one, of in about:
+        if of is not None and of.machine is not None:
+            by_node[of.machine.node].append(one)
+    _follow_machines(cloud, by_node, {one.node: one.instance for one in machines}, now)
+    _follow_others(cloud, [(one, of) for one, of in about if of is not None and of.machine is None], now)
 
 
 def _alarms_of(cloud: CloudRegion, source: AlarmSource) -> Iterable[AlarmSeen]:
-    asked: dict[str, Any] = {"AlarmNamePrefix": source.prefix, "StateValue": STATE, "MaxRecords": PAGE}
+    asked: dict[str, Any] = {"AlarmNamePrefix": source.literal, "StateValue": STATE, "MaxRecords": PAGE}
     for _ in range(PAGES_MOST):
         page = call("cloudwatch", "DescribeAlarms", cloud.aws_region, **asked)
         yield from (alarm_seen(found, source) for found in page["MetricAlarms"] if found["StateValue"] == STATE)
@@ -60,18 +86,23 @@ def _alarms_of(cloud: CloudRegion, source: AlarmSource) -> Iterable[AlarmSeen]:
             return
 
 
-def _follow_machines(cloud: CloudRegion, seen: Sequence[AlarmSeen], now: datetime) -> None:
-    by_machine: dict[str, list[AlarmSeen]] = defaultdict(list)
-    for one in seen:
-        by_machine[one.machine].append(one)
-    graves = {machine: gravest(there).name for machine, there in by_machine.items() if any(a.replaces for a in there)}
-    graves.pop("", None)
+def _instances_of(cloud: CloudRegion, group: str) -> frozenset[str]:
+    """EC2 instances of an Auto Scaling group."""
+    found = pages("DescribeInstances", cloud.aws_region, Filters=[{"Name": GROUP_TAG, "Values": [group]}])
+    return frozenset(
+        one["InstanceId"] for page in found for reservation in page["Reservations"] for one in reservation["Instances"]
+    )
+
+
+def _follow_machines(
+    cloud: CloudRegion, found: Mapping[str, Sequence[AlarmSeen]], instances: Mapping[str, str], now: datetime
+) -> None:
+    """`found`: alarms by node. `instances`: EC2 instance of each node."""
+    graves = {instances[node]: gravest(there).name for node, there in found.items() if any(a.replaces for a in there)}
     CloudRegion.objects.filter(pk=cloud.pk).exclude(alarmed=graves).update(alarmed=graves)
     open_signals = Signal.objects.filter(node__region_id=cloud.pk, signature__in=SIGNATURES, settled_at=None)
-    if not any(by_machine) and not open_signals.exists():
+    if not found and not open_signals.exists():
         return
-    machines = _machines_by_instance(cloud)
-    found = {machines[name].runs: there for name, there in by_machine.items() if name in machines}
     with transaction.atomic():
         nodes = {row.pk: row for row in Node.objects.filter(id__in=found).exclude(state=NodeState.RETIRED)}
         for name, node in nodes.items():
@@ -83,14 +114,19 @@ def _follow_machines(cloud: CloudRegion, seen: Sequence[AlarmSeen], now: datetim
         wake_ups.send("fleet.reconcile")
 
 
-def _machines_by_instance(cloud: CloudRegion) -> Mapping[str, Machine]:
-    """Machines of nodes by ID of the EC2 instance; of tasks, by that of their container instance."""
+def _machines(cloud: CloudRegion) -> list[AlarmedMachine]:
+    """Machines of nodes. Two queries."""
     rows = Machine.objects.filter(region_id=cloud.pk, role=MachineRole.NODE.value).exclude(state=MachineState.GONE)
-    found = {}
-    for row in rows.exclude(runs="").select_related("launched_by"):
-        placed = placed_of(row) if row.provider == "ecs" else None
-        found[placed.machine if placed else row.provider_id] = row
-    return found
+    cells = dict(CellMember.objects.filter(cell__region_id=cloud.pk).values_list("node_id", "cell_id"))
+    return [_alarmed(row, cells.get(row.runs, "")) for row in rows.exclude(runs="").select_related("launched_by")]
+
+
+def _alarmed(row: Machine, cell: str) -> AlarmedMachine:
+    placed = placed_of(row) if row.provider == "ecs" else None
+    if placed is None or row.launched_by is None:
+        return AlarmedMachine(row.runs, row.provider_id, cell)
+    container, family = short_id(placed.arn), base_of(row.launched_by).definition.partition(":")[0]
+    return AlarmedMachine(row.runs, placed.machine, cell, row.provider_id, container, family)
 
 
 def _signature_of(alarms: Iterable[AlarmSeen]) -> str:
@@ -115,11 +151,22 @@ def _signal_store(node: Node, alarms: Sequence[AlarmSeen], now: datetime) -> Non
         Signal.objects.filter(pk=row.pk).update(**columns)
 
 
-def _follow_others(cloud: CloudRegion, alarms: Sequence[AlarmSeen], now: datetime) -> None:
-    subjects = {f"{cloud.pk}/{one.name}"[:160]: one for one in alarms}
+def _follow_others(cloud: CloudRegion, alarms: Iterable[tuple[AlarmSeen, About]], now: datetime) -> None:
+    subjects = {f"{cloud.pk}/{one.name}"[:160]: (one, about) for one, about in alarms}
     there = Incident.objects.filter(kind=ALARM, region=cloud.pk, state=IncidentState.OPEN.value)
     for subject in set(there.values_list("subject", flat=True)) - set(subjects):
         incidents_close(kind=ALARM, subject=subject, resolution="the alarm is over", now=now)
-    for subject, one in subjects.items():
-        summary = f"Alarm {one.name} of CloudWatch in {cloud.pk}: {one.reason}"
-        incident_open(kind=ALARM, subject=subject, summary=summary, evidence=one.evidence, now=now, region=cloud.pk)
+    named = {about.cell for _, about in subjects.values()} - {""}
+    deployments = dict(Cell.objects.filter(id__in=named).values_list("id", "deployment_id")) if named else {}
+    for subject, (one, about) in subjects.items():
+        of = f", about {about.words}" if about.words else ""
+        incident_open(
+            kind=ALARM,
+            subject=subject,
+            summary=f"Alarm {one.name} of CloudWatch in {cloud.pk}{of}: {one.reason}",
+            evidence=one.evidence | about.evidence,
+            now=now,
+            region=cloud.pk,
+            cell=about.cell,
+            deployment=deployments.get(about.cell, ""),
+        )

@@ -77,8 +77,10 @@ ALARMS = Action(
     run=_alarms_set,
     fields=_alarm_fields,
     effect=lambda region, now: (
-        "An alarm of a machine (dimension InstanceId) opens an incident about its node while it lasts. Alarms of the "
-        "second kind also replace the machine, unless more than a third of similar machines are in alarm."
+        "An alarm of one machine (dimension InstanceId, ContainerInstanceId or TaskId, or {node} in its name) opens an "
+        "incident about its node while it lasts. Alarms of the second kind also replace the machine, unless more than "
+        "a third of similar machines are in alarm. Other alarms open an incident of the cell ({cell} in the name), the "
+        "Auto Scaling group, the cluster or the region."
     ),
     why_not=lambda region: "" if region.provider in CLOUDS else "it is in no cloud",
     words=("cloudwatch", "alarm"),

@@ -31,7 +31,8 @@ PROVIDERS = (
 )
 COLUMNS = ("provider", "stack", "aws_region", "position", "ingress_url", "plain_http", "cheapest_first", "grpc")
 ALARMS_ABOUT = (
-    "An alarm about a machine (dimension InstanceId) opens an incident about its node; any other, one about the region."
+    "An alarm about one machine opens an incident about its node; any other, one about its cell, its group of machines "
+    "or the region. {node} or {cell} in the text stands for an ID."
 )
 
 

@@ -2,21 +2,20 @@
 only if the region says so."""
 
 import json
-from typing import Any
 
 import pytest
 
 from engine_agent.protocol.signatures import CLOUD_ALARM, CLOUD_ALARM_GRAVE, is_hard
+from fleet.cells.models import CellMember
 from fleet.clouds.models import CloudRegion
-from fleet.clouds.planning.alarms import SOURCES_MOST, AlarmSource, parse_alarms
 from fleet.clouds.services.alarms import cloud_alarms
 from fleet.faults.models import Incident, Signal
 from fleet.machines.models import Machine
 from fleet.nodes.models import Node
 from fleet.regions.models import Region
 from kernel import clock
-from kernel.constraints import InvalidField
 from lab.cloud.world import Ending, Fault
+from tests.fleet import rows
 from tests.fleet.clouds.aws.cloud_fleet import REGION, CloudFleet
 
 pytestmark = pytest.mark.cloud
@@ -34,11 +33,13 @@ class Watched:
         Region.objects.update(alarms=[{"prefix": "node-", "replaces": replaces}])
         self.client = fleet.world.client("cloudwatch")
 
-    def alarm(self, name: str, machine: str = "", state: str = "ALARM") -> None:
+    def alarm(self, name: str, machine: str = "", state: str = "ALARM", **dimensions: str) -> None:
         self.client.put_metric_alarm(
             AlarmName=name, Namespace="CWAgent", MetricName="efa_errors", Statistic="Sum", Period=60, Threshold=1,
             EvaluationPeriods=1, ComparisonOperator="GreaterThanThreshold",
-            Dimensions=[{"Name": "InstanceId", "Value": machine}] if machine else [],
+            Dimensions=[
+                {"Name": key, "Value": value} for key, value in ({"InstanceId": machine} | dimensions).items() if value
+            ],
         )  # fmt: skip
         self.client.set_alarm_state(
             AlarmName=name, StateValue=state, StateReason="12 errors", StateReasonData=json.dumps({})
@@ -112,12 +113,30 @@ def test_an_alarm_without_a_machine_is_an_incident_and_a_denied_call_as_well(clo
     assert not Incident.objects.filter(state="open").exists()
 
 
-def test_alarms_of_a_region_are_parsed_strictly() -> None:
-    assert parse_alarms([{"prefix": "a"}, {"prefix": "b", "replaces": True}])[1] == AlarmSource("b", replaces=True)
-    twice = [{"prefix": "a"}, {"prefix": "a", "replaces": True}]
-    many = [{"prefix": f"a{index}"} for index in range(SOURCES_MOST + 1)]
-    long = [{"prefix": "x" * 256}]
-    mistakes: list[Any] = [None, "a", ["a"], [{}], [{"prefix": ""}], long, [{"prefix": "a", "of": 1}], twice, many]
-    for wrong in mistakes:
-        with pytest.raises(InvalidField, match="alarms"):
-            parse_alarms(wrong)
+def test_an_alarm_of_a_group_or_a_cell_names_its_nodes_and_replaces_none(cloud_fleet: CloudFleet) -> None:
+    watched = Watched(cloud_fleet, replaces=True)
+    cell = rows.cell("chat-us-east-1-3")
+    CellMember.objects.create(cell=cell, node_id=watched.node, rank=0)
+    Region.objects.update(alarms=[{"prefix": "node-", "replaces": True}, {"prefix": "ttft-{cell}"}])
+    cloud_fleet.world.backend("ec2", REGION).create_tags([watched.machine], {"aws:autoscaling:groupName": "trn1"})
+    watched.alarm("node-group", AutoScalingGroupName="trn1")
+    watched.alarm(f"ttft-{cell.pk}")
+    watched.alarm("ttft-chat-us-east-1-30")
+
+    assert watched.look() == []
+    assert CloudRegion.objects.get().alarmed == {}
+    group, of_cell = Incident.objects.order_by("subject")
+    assert group.summary == (
+        f"Alarm node-group of CloudWatch in {REGION}, about Auto Scaling group trn1 (1 node in 1 cell): 12 errors"
+    )
+    assert (group.evidence["nodes"], group.evidence["cells"]) == ([watched.node], [cell.pk])
+    assert (of_cell.cell, of_cell.deployment) == (cell.pk, cell.deployment_id)
+    assert of_cell.evidence["nodes"] == [watched.node]
+
+    cloud_fleet.world.faults.append(Fault("DescribeInstances", ending=Ending.RESET, times=9))
+    watched.alarm(f"ttft-{cell.pk}", state="OK")
+    watched.look()
+    assert Incident.objects.filter(state="open").count() == 2, "nothing changes while the group cannot be read"
+    cloud_fleet.world.faults.clear()
+    watched.look()
+    assert Incident.objects.get(state="open").pk == group.pk
