@@ -20,6 +20,8 @@ from fleet.requests.planner import FAILED
 
 MOST_JOINED = 20_000
 """Newest requests with a trace: five hours of 32 in a minute from two cells, and less of a larger deployment."""
+MOST_OF_TRACE = 200
+"""Newest requests of one trace: clients may give many requests the same."""
 FIGURES_OVER = timedelta(hours=1)
 BURN_OVER = timedelta(hours=6)
 """The longest window of the alarms for which samples are kept."""
@@ -55,6 +57,37 @@ def chained_requests(deployment: str, chain: Chain, since: datetime) -> list[Cha
     if not requests:
         return []
     return join_by_trace(_linked(chain.planner, requests[-1].at - LONGEST_CHAIN - timedelta(minutes=1)), requests)
+
+
+@dataclass(frozen=True, slots=True)
+class TracedChain:
+    """A chain of one trace, with the objective of its deployment."""
+
+    deployment: str
+    chain: Chain
+    request: ChainedRequest
+
+    @property
+    def is_late(self) -> bool:
+        return self.request.sum_ms > self.chain.ttft_ms
+
+    @property
+    def is_planner_late(self) -> bool:
+        return self.chain.planner_ms is not None and self.request.planner_ms > self.chain.planner_ms
+
+
+def chains_of_trace(trace: str) -> list[TracedChain]:
+    """The chains of a trace, newest first. Two queries."""
+    kept = RequestSample.objects.filter(trace=trace).exclude(trace="").exclude(kind__in=FAILED).order_by("-at")
+    by_deployment: dict[str, list[LinkedRequest]] = {}
+    for deployment, *columns in kept.values_list("deployment", *_COLUMNS)[:MOST_OF_TRACE]:
+        by_deployment.setdefault(deployment, []).append(LinkedRequest(*columns))
+    found = []
+    for row in Deployment.objects.filter(name__in=by_deployment).exclude(chain={}).only("name", "chain"):
+        if chain := row.chain_stated():
+            joined = join_by_trace(by_deployment.get(chain.planner, ()), by_deployment[row.name])
+            found += [TracedChain(row.name, chain, each) for each in joined]
+    return sorted(found, key=lambda each: each.request.request.at, reverse=True)
 
 
 def chains_of_planner(planner: str) -> list[str]:

@@ -47,6 +47,7 @@ class RequestFilter(filters.FilterSet):
     region = filters.CharFilter()
     tenant = filters.CharFilter()
     key = filters.CharFilter(help_text="Prefix of the application key.")
+    trace = filters.CharFilter(help_text="Id of a client's trace.")
     since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte", help_text="At or after.")
     until = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt", help_text="Before.")
 

@@ -13,6 +13,7 @@ from controlplane.dashboard.choices import choose_deployment, choose_labelled, c
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from controlplane.dashboard.lists import Column, List, ListPage
 from engine_agent.protocol.request_messages import SampleKind
+from fleet.chains.selectors import TracedChain, chains_of_trace
 from fleet.reconcile.planning.states import choices
 from fleet.requests.models import RequestSample
 from fleet.requests.planner import FAILED, Comparison, compare_requests
@@ -72,6 +73,14 @@ class FailedRequests:
     listed: ListPage[RequestSample]
 
 
+@dataclass(frozen=True, slots=True)
+class TraceView:
+    """A client's trace, and what planner and deployment took of it together."""
+
+    trace: str
+    chains: tuple[TracedChain, ...]
+
+
 def request_fragments(place: Callable[[PageRequest], Place | None]) -> tuple[Fragment, Fragment]:
     """The fragments of a place's slow and failed requests. Their contents are None without a place."""
 
@@ -101,6 +110,8 @@ def _listed(request: PageRequest) -> QuerySet[RequestSample]:
     for column in ("cell", "deployment", "region", "tenant", "key", "prefix", "ingress"):
         if value := request.text(column):
             found = found.filter(**{column: value})
+    if trace := request.text("trace"):
+        found = found.filter(trace=trace).exclude(trace="")
     if text := request.text("q"):
         found = found.filter(request__startswith=text)
     return found.order_by()
@@ -137,15 +148,14 @@ REQUEST_LIST: List[RequestSample] = List(
     query=_listed,
     rows=_rows,
     order=("-at", "-id"),
-    filters=("q", "kind", "cell", "deployment", "region", "tenant", "key", "prefix", "ingress"),
+    filters=("q", "kind", "cell", "deployment", "region", "tenant", "key", "prefix", "ingress", "trace"),
 )
 
 
 def _filter(request: PageRequest) -> Filter:
     kind = choose_labelled(request, "kind", (("", "every sample"), (FAILED_KINDS, "Failed"), *choices(SampleKind)))
-    kept = tuple(
-        (name, value) for name in ("cell", "tenant", "key", "prefix", "ingress") if (value := request.text(name))
-    )
+    names = ("cell", "tenant", "key", "prefix", "ingress", "trace")
+    kept = tuple((name, value) for name in names if (value := request.text(name)))
     return Filter(
         text_label="Find by the beginning of a request id",
         text_name="q",
@@ -155,10 +165,18 @@ def _filter(request: PageRequest) -> Filter:
     )
 
 
+def _trace(request: PageRequest) -> TraceView | None:
+    trace = request.text("trace")
+    return TraceView(trace, tuple(chains_of_trace(trace))) if trace else None
+
+
 REQUESTS = Page(
     section="requests",
     title="Requests",
-    fragments=(Fragment("requests-table", "", (), "fleet/requests/table.html", REQUEST_LIST.page),),
+    fragments=(
+        Fragment("requests-trace", "", (), "fleet/requests/trace.html", _trace),
+        Fragment("requests-table", "", (), "fleet/requests/table.html", REQUEST_LIST.page),
+    ),
     narrow=_filter,
     lists=(REQUEST_LIST,),
     ranges=OF_SAMPLES,

@@ -125,6 +125,22 @@ def test_the_page_and_the_api_show_the_sum(main: Deployment) -> None:
 
 
 @pytest.mark.slow
+def test_the_page_of_a_trace_shows_its_chain_next_to_the_objective(main: Deployment) -> None:
+    change(**CHAIN)
+    chained(first_ms=900.0)
+    sampled("planner", 10.0, "d" * 32)
+    shown = " ".join(fragment(signed_in(), f"/requests/?trace={'a' * 32}", "requests-trace").split())
+    assert "1 210 ms" in shown, "200 of the planner, 100 between, 910 to the first token"
+    assert "late" in shown
+    listed = fragment(signed_in(), f"/requests/?trace={'a' * 32}", "requests-table")
+    assert ("main-a" in listed, "planner-a" in listed, "main-b" in listed) == (True, True, False)
+    assert "late" not in fragment(signed_in(), f"/requests/?trace={'d' * 32}", "requests-trace")
+    assert "Sampled" not in fragment(signed_in(), "/requests/", "requests-trace")
+    found = bearer().get("/api/v1/requests", {"trace": "a" * 32}).json()["results"]
+    assert {row["deployment"] for row in found} == {"main", "planner"}
+
+
+@pytest.mark.slow
 def test_a_chain_is_changed_by_operators_only(main: Deployment) -> None:
     body = {"chain": CHAIN}
     make_user("vic", Role.VIEWER)
