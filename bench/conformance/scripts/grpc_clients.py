@@ -178,7 +178,7 @@ def kserve() -> None:
 
     @case("bad_request")
     def bad_request() -> None:
-        error = expect_error(grpc.RpcError, lambda: call(temperature=99.0))
+        error = expect_error(grpc.RpcError, lambda: call(temperature=99))  # it sends no parameters with a fraction
         expect(error.code() is grpc.StatusCode.INVALID_ARGUMENT, error)
 
 
