@@ -24,7 +24,7 @@ from statistics import median
 
 from bench import note, percentile, table
 from bench.traffic.arrivals import Arrival, azure
-from bench.traffic.proxy_hosts import HostPlan, PathCost, arithmetic
+from bench.traffic.proxy_hosts import add_cost_options, hosts_text
 from bench.traffic.routers import LeastOutstanding, Outcome, Simulation
 from engine_agent.engines.sim.batching import ModelParameters
 
@@ -273,32 +273,16 @@ def _rows(
 def _print_hosts(options: argparse.Namespace, load: Load, trace: Sequence[Arrival]) -> None:
     requests_per_s = load.copies(trace) * len(trace) / TRACE_S
     tokens_per_s = requests_per_s * sum(arrival.output_tokens for arrival in trace) / len(trace)
-    ingress = PathCost(options.ingress_requests, options.ingress_streams, options.stream_tokens)
-    proxy = PathCost(options.proxy_requests, options.proxy_streams, options.stream_tokens)
-    print(arithmetic("ingress", ingress, requests_per_s, tokens_per_s))
-    print(arithmetic("cell proxies", proxy, requests_per_s, tokens_per_s))
-    plan = HostPlan(options.cores, options.utilisation, options.regions)
-    hosts = plan.hosts_per_region(ingress.cores(requests_per_s, tokens_per_s))
-    print(
-        f"ingress hosts: {hosts} in each of {options.regions} regions, of {options.cores} cores at "
-        f"{options.utilisation:.0%}, enough without one region, at least {plan.least}"
-    )
+    print(hosts_text(options, requests_per_s, tokens_per_s))
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
+    add_cost_options(parser)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--tokens-per-minute", type=float, default=3e6)
     parser.add_argument("--count", choices=["answers", "all"], default="answers", help="all: prompts as well")
-    parser.add_argument("--regions", type=int, default=3)
     parser.add_argument("--cells", type=int, default=0, help="in each region; 0: the least that keep the limit")
     parser.add_argument("--limit", type=float, default=1.0, help="seconds, of p99 of the time to first token")
     parser.add_argument("--warm-up", type=float, default=20.0, help="seconds")
     parser.add_argument("--measured", type=float, default=40.0, help="seconds")
     parser.add_argument("--failover", type=float, default=10.0, help="seconds until a lost region's requests move")
-    parser.add_argument("--ingress-requests", type=float, default=0.038, help="CPU s per 1,000 short requests")
-    parser.add_argument("--ingress-streams", type=float, default=0.691, help="CPU s per 1,000 streams")
-    parser.add_argument("--proxy-requests", type=float, default=0.091, help="CPU s per 1,000 short requests")
-    parser.add_argument("--proxy-streams", type=float, default=1.447, help="CPU s per 1,000 streams")
-    parser.add_argument("--stream-tokens", type=int, default=16, help="tokens of each measured stream")
-    parser.add_argument("--cores", type=int, default=8, help="of an ingress host")
-    parser.add_argument("--utilisation", type=float, default=0.5)
