@@ -429,7 +429,9 @@ def _row(table: Input, row: Mapping[str, str]) -> Iterator[tuple[str, Any]]:
         text = text if column.shown_as is InputKind.LONG else text.strip()
         if len(text) > MAX_INPUT:
             raise _wrong(table, f"{column.title} has {len(text)} characters; the limit is {MAX_INPUT}")
-        if text:
+        if column.shown_as is InputKind.CHECK and text:
+            yield column.name, text == "on"
+        elif text:
             yield column.name, _parsed(column, text)
         elif column.required:
             raise _wrong(table, f"{column.title} is missing in a row")

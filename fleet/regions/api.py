@@ -109,11 +109,15 @@ def _every_state(states: type[StrEnum], ended: StrEnum, counts: Mapping[str, int
 
 
 class AlarmSourceSerializer(StrictSerializer):
-    prefix = serializers.CharField(max_length=PREFIX_MOST, help_text="Beginning of the names of alarms.")
+    prefix = serializers.CharField(
+        max_length=PREFIX_MOST,
+        help_text="Beginning of the names of alarms; `{node}` or `{cell}` in it stands for the ID of one.",
+    )
     replaces = serializers.BooleanField(
         required=False,
         default=False,
-        help_text="A machine in such an alarm is replaced, without other evidence. Otherwise it opens an incident.",
+        help_text="A machine in such an alarm is replaced, without other evidence, if the alarm is about this machine "
+        "alone. Otherwise it opens an incident.",
     )
 
     class Meta:
@@ -167,10 +171,10 @@ class DescribedRegionSerializer(_RegionColumns):
 
     provider = serializers.CharField(max_length=32, required=False, help_text="Provider of its machines.")
     stack = serializers.CharField(
-        max_length=128, required=False, help_text="Provider `aws`: name of the stack with its network and roles."
+        max_length=128, required=False, help_text="Provider `aws` or `ecs`: name of its stack of CloudFormation."
     )
     aws_region = serializers.CharField(
-        max_length=32, required=False, help_text="Provider `aws`: AWS's name, if different."
+        max_length=32, required=False, help_text="Provider `aws` or `ecs`: AWS's name, if different."
     )
 
 

@@ -9,6 +9,7 @@ from controlplane.dashboard.lists import Column, List
 from fleet.capacity.planning.pools import DECLARABLE, Market, UnitView, fits, pool_state
 from fleet.capacity.selectors import pool_views, pools_in_order
 from fleet.clouds.models import CapacityPool
+from fleet.clouds.services.regions import ECS
 from fleet.reconcile.planning.states import POOL_TONE, PoolState
 from fleet.regions.models import Region
 from kernel.tones import Tone
@@ -32,6 +33,7 @@ class RegionPools:
 
     region: str
     is_in_cloud: bool
+    is_cluster: bool
     rows: tuple[PoolRow, ...]
     types: tuple[str, ...]
     zones: tuple[str, ...]
@@ -56,7 +58,8 @@ def region_pools(region: Region, now: datetime) -> RegionPools:
         by_type.setdefault(pool.instance_type_id, []).append(pool)
     rows = tuple(row for kind, pools in by_type.items() for row in _of_type(region.pk, kind, pools, now))
     zones = sorted({row.pool.zone for row in rows})
-    return RegionPools(region.pk, getattr(region, "cloud", None) is not None, rows, tuple(by_type), tuple(zones))
+    is_in_cloud = getattr(region, "cloud", None) is not None
+    return RegionPools(region.pk, is_in_cloud, region.provider == ECS, rows, tuple(by_type), tuple(zones))
 
 
 def _of_type(region: str, kind: str, pools: Sequence[CapacityPool], now: datetime) -> Iterator[PoolRow]:

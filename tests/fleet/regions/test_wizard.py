@@ -43,6 +43,18 @@ def test_a_region_in_aws_needs_its_stack_which_never_changes(provider: str) -> N
     assert CloudRegion.objects.get().stack == "yard"
 
 
+def test_alarms_replace_machines_where_the_box_of_their_row_is_checked() -> None:
+    typed = {"name": "eu-west-1", "provider": "ecs", "stack": "yard", "go": "apply"}
+    alarms = {"alarms-0-prefix": "node-", "alarms-1-prefix": "dead-", "alarms-1-replaces": "on"}
+    client = signed_in()
+    shown = client.post(URL, {**typed, **alarms, "go": "review"}).text
+    box = shown.partition('name="alarms-1-replaces"')[2].partition(">")[0]
+    assert ('type="checkbox"' in box, "checked" in box) == (True, True)
+    assert client.post(URL, {**typed, **alarms}).status_code == 302
+    named = [{"prefix": "node-", "replaces": False}, {"prefix": "dead-", "replaces": True}]
+    assert Region.objects.get().alarms == named
+
+
 def test_a_taken_name_is_never_changed() -> None:
     rows.region("us-east-1", provider="local")
     before = Region.objects.values().get()
