@@ -54,9 +54,9 @@ TOPIC_LIST: List[Any] = List(
     columns=(
         Column("queue", "Queue or topic", lambda row: row.name, ("name",)),
         Column("state", "State", lambda row: row.state, ("state",), choices=tuple(QueueState)),
-        Column("tenant", "Tenant", lambda row: row.key.tenant, ("key__tenant",)),
+        Column("tenant", "Tenant", lambda row: row.key.tenant, ("key__tenant",), "wide"),
         Column("waiting", "Waiting", lambda row: row.waiting, ("waiting",), "number", is_newest_first=True),
-        Column("read", "Read", lambda row: row.read_at, ("read_at",), "number"),
+        Column("read", "Read", lambda row: row.read_at, ("read_at",), "wide number"),
         Column("dead", "Refused", lambda row: row.dead, ("dead",), "number", "Messages without a valid request"),
         Column("reason", "Reason", lambda row: row.reason, css="wide"),
     ),

@@ -47,7 +47,7 @@ SCHEDULE_LIST: List[BatchSchedule] = List(
         Column("schedule", "Schedule", lambda row: row.name, ("name",)),
         Column("state", "State", lambda row: row.state, ("paused",)),
         Column("when", "When", lambda row: row.when, css="wide"),
-        Column("tenant", "Tenant", lambda row: row.key.tenant, ("key__tenant",)),
+        Column("tenant", "Tenant", lambda row: row.key.tenant, ("key__tenant",), "wide"),
         Column("next", "Next", lambda row: row.next_at, ("next_at",), "number"),
         Column("problem", "Problem", lambda row: row.problem, css="wide"),
     ),

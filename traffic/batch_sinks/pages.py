@@ -171,7 +171,7 @@ def _steps(password: str) -> tuple[Step, ...]:
             (
                 _input("kind", required=True, value=SinkKind.VALKEY.value),
                 _input("url", label="Address", required=True, placeholder="valkeys://answers.example:6379/0"),
-                _input("errors", label="Also deliver failed lines"),
+                _input("errors", label="Failed lines"),
             ),
             about="Private addresses need their network in SWITCHYARD_WEBHOOK_NETWORKS, public ones TLS.",
         ),

@@ -3,11 +3,12 @@ made invalid."""
 
 import json
 import re
+from typing import Any
 
 import yaml
 
 from controlplane.api.apply.access_kinds import PRIVATE
-from controlplane.api.apply.documents import documents_of
+from controlplane.api.apply.documents import API_VERSION, documents_of
 from controlplane.api.apply.planning import Document
 from controlplane.api.apply.view import PreviewDocumentsSerializer
 from controlplane.cli.documents import parse_documents
@@ -72,7 +73,7 @@ def _checked(documents: Documents) -> Documents:
         return []
     valid = PreviewDocumentsSerializer(data={"documents": documents})
     if not valid.is_valid():
-        errors = [f"{path}: {text}" if path else text for path, text in errors_by_path(valid.errors)]
+        errors = [_at_its_object(documents, path, text) for path, text in errors_by_path(valid.errors)]
         hidden = f" (and {len(errors) - ERRORS_SHOWN} more)" if len(errors) > ERRORS_SHOWN else ""
         raise wrong_yaml("; ".join(errors[:ERRORS_SHOWN]) + hidden)
     private = {kind.value for kind in PRIVATE}
@@ -102,7 +103,7 @@ def stored_documents(row: PlanDraft) -> tuple[Document, ...]:
     """Raises NoLongerValid if documents are invalid by now, such as after an upgrade."""
     valid = PreviewDocumentsSerializer(data={"documents": row.documents})
     if row.documents and not valid.is_valid():
-        raise NoLongerValid([_at_its_object(row, path, text) for path, text in errors_by_path(valid.errors)])
+        raise NoLongerValid([_at_its_object(row.documents, path, text) for path, text in errors_by_path(valid.errors)])
     return parsed(row.documents)
 
 
@@ -112,10 +113,20 @@ def parsed(documents: Documents) -> tuple[Document, ...]:
     return documents_of(valid.validated_data["documents"]) if documents and valid.is_valid() else ()
 
 
-def _at_its_object(row: PlanDraft, path: str, text: str) -> str:
-    """With the name of the object instead of its position."""
+def _at_its_object(documents: Documents, path: str, text: str) -> str:
+    """With the name of the object instead of its position, if it has one."""
     _, index, rest = [*path.split(".", 2), "", ""][:3]
-    if not index.isdigit() or int(index) >= len(row.documents):
+    if not index.isdigit() or int(index) >= len(documents):
         return f"{path}: {text}" if path else text
-    title = " ".join(object_of(row.documents[int(index)]))
+    title = _title(documents[int(index)]) or f"document {int(index) + 1}"
+    if rest == "apiVersion":
+        text = f"write {API_VERSION}, the version of this release's documents"
     return f"{title}: {rest}: {text}" if rest else f"{title}: {text}"
+
+
+def _title(document: Any) -> str:
+    """Kind and name, "" if one is missing."""
+    if not isinstance(document, dict) or not isinstance(metadata := document.get("metadata"), dict):
+        return ""
+    words = (document.get("kind"), metadata.get("name"))
+    return " ".join(str(word)[:128] for word in words) if all(isinstance(word, str) and word for word in words) else ""

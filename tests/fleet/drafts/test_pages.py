@@ -92,6 +92,7 @@ def test_a_pasted_text_and_a_file_become_one_draft() -> None:
         ("kind: !!binary aGVsbG8=", "not json serializable"),
         ("kind: !!python/object:os.system x", "line 1"),
         ("just a word", "must be an object"),
+        ("kind: Region\nmetadata: {name: eu}\nspec: {}", "region eu: apiversion: write switchyard/v1"),
     ],
 )
 def test_a_mistake_is_named_and_keeps_what_was_typed(text: str, error: str) -> None:

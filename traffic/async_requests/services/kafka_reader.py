@@ -85,7 +85,7 @@ class KafkaReader:
             except (DatabaseError, KafkaError, OSError, StoreAway) as error:
                 failures = failures + 1 if monotonic() - began_s < FACTS_EVERY_S else 1
                 wait_s = pause_s(failures)
-                text = f"{type(error).__name__}: {error}"
+                text = str(error) if isinstance(error, KafkaError) else f"{type(error).__name__}: {error}"
                 log.warning("cannot read topic %s, retrying in %g s: %s", self._queue_id, wait_s, text)
                 await self._note_failure(text)
                 await pause_until(wait_s, stopping)
