@@ -157,15 +157,20 @@ def a_task_that_no_row_knows_is_stopped(cluster: Cluster) -> None:
     """As after a backup was restored: the task has the tags of this install."""
     cloud = cluster.cloud
     some = cluster.tasks()[0]
-    free = next(
-        arn for arn in cluster.instances() if arn not in {one["containerInstanceArn"] for one in cluster.tasks()}
-    )
     environment = [{"name": "SWITCHYARD_UNIT", "value": "u-0"}]
-    [orphan] = cluster.ecs.start_task(
-        cluster=cluster.name, taskDefinition=some["taskDefinitionArn"], containerInstances=[free], tags=some["tags"],
-        overrides={"containerOverrides": [{"name": "agent", "environment": environment}]},
-    )["tasks"]  # fmt: skip
-    name = orphan["taskArn"].rpartition("/")[2]
+
+    def started() -> str:
+        """Its task. The memory of a container instance is free once its last task has ended."""
+        taken = {one["containerInstanceArn"] for one in cluster.tasks()}
+        answer = cluster.ecs.start_task(
+            cluster=cluster.name, taskDefinition=some["taskDefinitionArn"], tags=some["tags"],
+            containerInstances=[next(arn for arn in cluster.instances() if arn not in taken)],
+            overrides={"containerOverrides": [{"name": "agent", "environment": environment}]},
+        )  # fmt: skip
+        assert answer["tasks"], answer["failures"]
+        return str(answer["tasks"][0]["taskArn"]).rpartition("/")[2]
+
+    name = eventually(started, "a free container instance starts it")
     cloud.end_first_day()
     cloud.ask_cloud("age-task", task=name, seconds=900)
     eventually(lambda: "no row references it" in cluster.why_stopped(name), "it is stopped as garbage")

@@ -147,7 +147,7 @@ class BatchDeliveryViewSet(ReadOnlyModelViewSet[BatchDelivery]):
 
     @extend_schema(request=None)
     @action(detail=True, methods=["post"])
-    def retry(self, request: Request, pk: str) -> Response:
+    def retry(self, request: Request, id: str) -> Response:
         """Continue a failed delivery where it ended. Returns 409 if it has not failed."""
         return self.act_on_object(request, batch_delivery_retry, "delivery_id", None)
 

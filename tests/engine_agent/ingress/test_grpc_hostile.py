@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -130,20 +131,22 @@ async def test_a_gateway_that_dies_is_replaced_and_http_continues(ingress: Runni
         assert texts(await client.infer(infer_request())) == ["a"]
 
 
-async def test_a_gateway_survives_its_agent_and_ends_with_the_setting(ingress: RunningIngress, cell: FakeCell) -> None:
+async def test_a_gateway_survives_its_agent_and_ends_with_the_setting(
+    ingress: RunningIngress, cell: FakeCell, tmp_path: Path
+) -> None:
     async with client_of(ingress) as client:
-        first, pid = ingress.ingress.grpc, ingress.ingress.grpc.pid
+        pid = ingress.ingress.grpc.pid
         await ingress.die()
         assert texts(await client.infer(infer_request())) == ["a"]
-        ingress.use(ingress.settings)
-        async with ingress.running():
-            await eventually(lambda: ingress.ingress.grpc.pid == pid, what="the same gateway")
-            ingress.revision += 1
-            await ingress.route(pool(cell))
-            await eventually(lambda: ingress.ingress.grpc.pid is None, what="no gateway")
+        later = RunningIngress(tmp_path / "unused")
+        later.use(ingress.settings)
+        async with later.running():
+            await eventually(lambda: later.ingress.grpc.pid == pid, what="the same gateway")
+            later.revision = ingress.revision + 1
+            await later.route(pool(cell))
+            await eventually(lambda: later.ingress.grpc.pid is None, what="no gateway")
             with pytest.raises(grpc.aio.AioRpcError):
                 await client.infer(infer_request())
-        await first.stop()  # reaps its child
 
 
 async def test_over_tls_and_plain_only_if_the_region_allows(ingress: RunningIngress, cell: FakeCell) -> None:

@@ -43,7 +43,7 @@ async def test_an_unknown_tier_and_one_that_is_not_allowed_are_named(shared_ingr
     async with FakeCell().running() as cell:
         await shared_ingress.route(pool(cell), keys=(urgent.entry, calm.entry))
         await shared_ingress.sees(**{cell.name: "up"})
-        for tier in ("fastest", "Flex", "flex\n", "flex priority", 7):
+        for tier in ("fastest", "Flex", "flex\n", "flex priority", 7, 20_000 * "x", "flex" + 20_000 * " "):
             answer = await ask(shared_ingress, tier, text=text)
             error = answer.json()["error"]
             assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_value", "service_tier")

@@ -173,6 +173,7 @@ def test_a_live_page_reconnects_and_shows_what_changed(fleet: RunningFleet, tab:
     assert len(connections) < ATTEMPTS
     usual = fleet.api("deployments/sim-70b")["drain_deadline_s"]
     fleet.patch("deployments/sim-70b", {"drain_deadline_s": usual + 1})
+    tab.locator("#deployment-events").scroll_into_view_if_needed()
     expect(tab.locator("#deployment-events")).to_contain_text("drain_deadline_s")
     fleet.patch("deployments/sim-70b", {"drain_deadline_s": usual})
 
