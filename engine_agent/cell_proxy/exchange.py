@@ -141,7 +141,7 @@ class Exchange:
     def leave(self) -> None:
         """Tells the relay that the stream may continue elsewhere, and waits a moment for it to do so. Then the answer
         ends with the last mark, and no token is generated twice."""
-        if self._record.has_left or self._ended or not (self._chunked and self._record.metadata.is_marked):
+        if self._record.has_left or self._ended or not (self._chunked and self._record.can_continue):
             return
         self._record.has_left = self._is_leaving = True
         self._client.write(chunk(LEAVING_MARK + b"\n"))

@@ -221,15 +221,15 @@ class RequestRecord:
         return NO_USAGE if self._marks is None else self._marks.usage()
 
     @property
-    def _ends_by_marks(self) -> bool:
-        """Whether another cell continues from the last mark, whatever this engine has computed since."""
+    def can_continue(self) -> bool:
+        """Whether another cell can continue from the last mark, whatever this engine has computed since."""
         return self._marks is not None and self._marks.prompt is not None
 
     def _is_to_be_asked_for(self, ending: "Ending", *, is_whole: bool) -> bool:
         """Whether the engine may have computed tokens that it did not report."""
         if self._tokens.reported is not None or self._counting is _NOT_COUNTED or not self._head.exchange:
             return False
-        if self._ends_by_marks and (self.has_left or ending.outcome is RequestOutcome.ENGINE_ERROR):
+        if self.can_continue and (self.has_left or ending.outcome is RequestOutcome.ENGINE_ERROR):
             return False
         return ending.status < 400 if is_whole else ending.outcome is not _REFUSED
 
