@@ -158,3 +158,11 @@ async def test_a_stream_that_stays_resumes_after_a_moment(monkeypatch: pytest.Mo
         writer.close()
         assert rest == b": leaving\n\n" + event(1) + DONE
         assert await counted(proxy) == (7, 5)
+
+
+async def test_a_continued_stream_is_read_by_its_own_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prefill cell reads prompts, and the repeated tokens are none."""
+    async with proxy_of(finishes, replays=True) as proxy:
+        monkeypatch.setattr(proxy.cell.handovers, "begin", lambda *_: pytest.fail("handed over"))
+        answer = await ask(proxy, {**BODY, "switchyard_continuation": CONTINUATION}, x_switchyard_replayed="2", **ON)
+        assert answer.status == 200
