@@ -1,5 +1,6 @@
 """Uvicorn's WebSocket protocol. Rejects connections of agents with unknown credentials before the handshake, and closes
-a connection whose text is not UTF-8 without a traceback in the log."""
+a connection whose text is not UTF-8 without a traceback in the log. Heartbeats and pings, which are nearly all frames
+of an agent, are handled here without the parser and the application."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -7,15 +8,25 @@ from typing import Any, cast
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.exceptions import InvalidState
 from websockets.frames import CloseCode
+from websockets.protocol import OPEN
+from websockets.speedups import apply_mask
 
 from controlplane.asgi import hub
 from fleet.agents.consumers.limits import RETRY_AFTER_S, CredentialVerdict
+from fleet.agents.consumers.socket import EXPECT_MESSAGE
 from fleet.agents.services.enrolment import PEER_CERTIFICATE
 
 AGENTS_DOOR = (b"GET /agents/ws HTTP/1.1\r\n", b"GET /agents/ws?")
 """Other spellings of the path reach the socket itself, which judges the same."""
 HEARD_FOR_PINGS = 3
 """Intervals of pings for which a client that has sent something counts as alive."""
+_TEXT, _PING, _PONG = 0x81, 0x89, 0x8A
+"""First bytes of frames that are whole messages."""
+_MASKED = 0x80
+_SHORT_MOST = 125
+"""Bytes of a message whose length is in the second byte of its frame; also the most of a ping."""
+_HEAD_BYTES = 6
+"""Of a client's short frame: two, and four of its mask."""
 _END = b"Connection: close\r\nContent-Length: 0\r\n\r\n"
 ANSWERS = {
     CredentialVerdict.REFUSED: b"HTTP/1.1 403 Forbidden\r\n" + _END,
@@ -30,6 +41,15 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     """Whom to tell once the connection has ended."""
     _was_heard = False
     """Whether the client has sent anything since the last ping was due."""
+    _expected = b""
+    _take: Callable[[], bool] = staticmethod(lambda: False)
+    _missing: int | None = 0
+    """Bytes until the end of the frame that the parser is reading. None: unknown, as a head arrived in two parts."""
+
+    def expect(self, message: bytes, take: Callable[[], bool]) -> None:
+        """From now on `take` is called for a text message of exactly these bytes. If it returns True, the application
+        does not receive the message."""
+        self._expected, self._take = message, take
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.ended()
@@ -44,7 +64,23 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 self.transport.write(answer)
                 self.transport.close()
                 return
+        if self._missing == 0 and self._handles_short_frame(data):
+            return
+        if self.handshake_initiated:
+            self._missing = None if self._missing is None else missing_bytes(data, self._missing)
         super().data_received(data)
+
+    def _handles_short_frame(self, data: bytes) -> bool:
+        """Handles the expected message or a ping if it is the only frame in `data`."""
+        size = len(data) - _HEAD_BYTES
+        if not 0 <= size <= _SHORT_MOST or data[1] != _MASKED | size or self.frames or self.conn.state is not OPEN:
+            return False
+        if data[0] == _TEXT:
+            return size == len(self._expected) and apply_mask(data[6:], data[2:6]) == self._expected and self._take()
+        if data[0] == _PING:
+            self.transport.write(bytes((_PONG, size)) + apply_mask(data[6:], data[2:6]))
+            return True
+        return False
 
     def send_receive_event_to_app(self) -> None:
         """Handle a whole message. Invalid text closes the connection, as the standard says; uvicorn would log it as an
@@ -98,7 +134,23 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """The application learns from its scope what certificate was shown, as `ssl` decodes it; None: none was."""
         encrypted = self.transport.get_extra_info("ssl_object")
         cast(Any, self.scope)[PEER_CERTIFICATE] = encrypted.getpeercert() if encrypted is not None else None
+        cast(Any, self.scope)[EXPECT_MESSAGE] = self.expect
         await super().run_asgi()
+
+
+def missing_bytes(data: bytes, missing: int) -> int | None:
+    """How many bytes of the last frame of a client are missing at the end of `data`, of whose first frame `missing`
+    are left. Returns None if the data end within the head of a frame."""
+    at = missing
+    while at < len(data):
+        head = data[at : at + 10]
+        if len(head) < 2:
+            return None
+        length, extended = head[1] & 0x7F, {126: 2, 127: 8}.get(head[1] & 0x7F, 0)
+        if len(head) < 2 + extended:
+            return None
+        at += _HEAD_BYTES + extended + (int.from_bytes(head[2 : 2 + extended]) if extended else length)
+    return at - len(data)
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -1,5 +1,7 @@
 """Celery tasks of the fleet: control loops and housekeeping."""
 
+from functools import partial
+
 from celery import shared_task
 
 from fleet.agents.services.authority import authority_advance, certificates_trim
@@ -20,7 +22,7 @@ from fleet.requests.services import request_samples_trim
 from fleet.rollouts.services import rollout_points_keep
 from fleet.webhooks.services import deliveries_trim
 from kernel import clock
-from kernel.control_loops import ControlLoop
+from kernel.control_loops import ControlLoop, rest_loop
 
 RECONCILE_FOR_S = 0.75
 """Then the next pass looks again."""
@@ -32,7 +34,8 @@ _recorder = Recorder()
 @shared_task(name="fleet.reconcile", base=ControlLoop)
 def reconcile_fleet() -> bool:
     """A pass of the control loop; False: another controller is at it."""
-    return reconcile_alone(cache=_fleet, limit_s=RECONCILE_FOR_S, recorder=_recorder) is not None
+    rest = partial(rest_loop, reconcile_fleet.name)
+    return reconcile_alone(cache=_fleet, limit_s=RECONCILE_FOR_S, recorder=_recorder, rest=rest) is not None
 
 
 _provisioning = Provisioning()

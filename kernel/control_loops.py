@@ -3,7 +3,7 @@ Celery task without arguments; `settings.CONTROL_LOOPS` names its queue and how 
 
 The worker of that queue starts a pass whenever the interval is over, with or without a broker (kernel.loop_worker). A
 wake-up makes the next pass come sooner. It is a mark, not a message: wake-ups that arrive during a pass become one more
-pass, none expires, and a lost one costs one interval."""
+pass, none expires, and a lost one costs one interval. A pass that finds nothing to do may state a longer one."""
 
 import json
 import logging
@@ -48,6 +48,20 @@ def control_loops(queues: Iterable[str]) -> dict[str, float]:
 
 def is_control_loop(name: str) -> bool:
     return name in control_loops(settings.CONTROL_LOOPS)
+
+
+_rests: dict[str, float] = {}
+
+
+def rest_loop(name: str, seconds: float) -> None:
+    """Called by a pass: without a wake-up the next pass of this loop in this process may come after so long, if that is
+    longer than its interval."""
+    _rests[name] = seconds
+
+
+def rest_taken(name: str) -> float:
+    """Returns the seconds that the last pass of a loop stated, once."""
+    return _rests.pop(name, 0.0)
 
 
 def wake_loop(name: str) -> None:

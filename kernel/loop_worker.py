@@ -30,7 +30,7 @@ from celery.worker.request import Request
 from celery.worker.strategy import default
 from django.db import DatabaseError, close_old_connections, connection
 
-from kernel.control_loops import CHANNEL, control_loops, is_control_loop
+from kernel.control_loops import CHANNEL, control_loops, is_control_loop, rest_taken
 from kernel.loop_passes import PASSES
 from kernel.tracing import MESSAGE_HEADER
 
@@ -105,7 +105,8 @@ class LoopSlot:
                 took_s = self.run_once()
                 resting_s = rest_s(took_s, thread_time() - began_s)
                 if not stopping.wait(resting_s):
-                    self._due.wait(max(0.0, self._every_s - took_s - resting_s))
+                    every_s = max(self._every_s, rest_taken(self.loop))
+                    self._due.wait(max(0.0, every_s - took_s - resting_s))
         finally:
             connection.close()
 

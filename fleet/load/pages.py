@@ -11,7 +11,7 @@ from engine_agent.protocol.load_messages import Load
 from fleet.cells.models import Cell
 from fleet.deployments.models import Deployment
 from fleet.deployments.planner import Burn, Objective, burns
-from fleet.load.planner import FRESH_FOR_S
+from fleet.load.planner import FRESH_FOR_S, HELD_FOR_S
 from fleet.load.selectors import (
     LoadSeries,
     NodeSeries,
@@ -23,7 +23,7 @@ from fleet.load.selectors import (
     seen_in_windows,
     step_of,
 )
-from fleet.nodes.models import Node, NodeReport
+from fleet.nodes.models import HOLDS_SINCE, Node, NodeReport
 from kernel.time_ranges import TimeRange
 
 
@@ -33,11 +33,12 @@ def report_of(node: Node) -> NodeReport | None:
 
 
 def silent_s(report: NodeReport | None, now: datetime) -> float | None:
-    """Seconds since the agent's last report, or None if it is on time or never reported."""
+    """Seconds since the agent's last report, or None if it never reported, or is on time, perhaps with heartbeats."""
     if report is None or report.last_seen_at is None:
         return None
     age_s = (now - report.last_seen_at).total_seconds()
-    return age_s if age_s > FRESH_FOR_S else None
+    limit_s = HELD_FOR_S if report.connected and not report.quiet else FRESH_FOR_S
+    return age_s if age_s > limit_s else None
 
 
 def load_of(cell: Cell, leader: NodeReport | None, now: datetime) -> Load | None:
@@ -60,7 +61,7 @@ class SummedLoad:
 
 
 NO_LOAD = SummedLoad(load=None, ready_cells=0)
-_SUMS = """
+_SUMS = f"""
 SELECT cell.deployment_id, count(*) FILTER (WHERE cell.state = 'ready'),
     sum(reported.in_flight), sum(reported.queued), sum(reported.tokens_per_s),
     sum(reported.requests_total), sum(reported.errors_total),
@@ -73,10 +74,10 @@ JOIN fleet_nodereport report ON report.node_id = member.node_id
 LATERAL jsonb_to_record(report.load) AS reported(in_flight float8, queued float8, tokens_per_s float8,
     requests_total float8, errors_total float8, ttft_p50_ms float8, ttft_p99_ms float8, itl_p50_ms float8,
     itl_p99_ms float8)
-WHERE cell.state <> 'stopped' AND report.load IS NOT NULL AND report.last_seen_at >= %(since)s
+WHERE cell.state <> 'stopped' AND report.load IS NOT NULL AND {HOLDS_SINCE}
     AND cell.deployment_id = ANY(%(deployments)s)
 GROUP BY cell.deployment_id
-"""
+"""  # noqa: S608 - only a condition
 
 
 def loads_by_deployment(deployments: Sequence[str], now: datetime) -> dict[str, SummedLoad]:

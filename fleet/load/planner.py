@@ -13,7 +13,9 @@ from engine_agent.protocol.load_messages import CacheLoad, CellWork, EngineLoad,
 from engine_agent.protocol.metrics import bucket_of, midpoint_s
 
 FRESH_FOR_S = 15.0
-"""Agents report every 2 s; older reports are not current (docs/architecture.md, traffic)."""
+"""Agents report or send a heartbeat every 2 s; older reports are not current (docs/architecture.md, traffic)."""
+HELD_FOR_S = FRESH_FOR_S + 60.0
+"""Age limit of a report that heartbeats follow (`engine_agent.node.planning.heartbeats.REPORT_AT_LEAST_EVERY_S`)."""
 Counts = Mapping[int, int]
 """Bucket -> number of samples; buckets are ordered by number."""
 

@@ -16,7 +16,7 @@ from fleet.cells.models import Cell, CellMember
 from fleet.deployments.planner import WINDOWS_S, RequestCounts, total
 from fleet.load.models import LoadWindow, NodeWindow
 from fleet.load.planner import FINE_S, KEPT_S, MINUTE_S, NODE_ERRORS, NODE_GAUGES, NODE_KEPT_S, NODE_TOTALS
-from fleet.nodes.models import NodeReport
+from fleet.nodes.models import NodeReport, holds_since
 from fleet.reconcile.planning.states import CellState
 from kernel.time_ranges import TimeRange
 
@@ -298,7 +298,7 @@ def cache_totals(now: datetime) -> dict[tuple[str, str], Counter[str]]:
     """Prompt tokens by region and deployment, from recent reports of ready cells' leaders. `asked`: of requests routed
     by a cell's prefixes; `predicted` and `found`: of those; `other` and `other_found`: of all others."""
     leaders = CellMember.objects.filter(
-        rank=0, cell__state=CellState.READY.value, node__report__last_seen_at__gt=now - HEARD_WITHIN
+        holds_since(now - HEARD_WITHIN, "node__report__"), rank=0, cell__state=CellState.READY.value
     ).filter(node__report__cell=F("cell_id"))
     totals: dict[tuple[str, str], Counter[str]] = {}
     for region, deployment, stored in leaders.values_list(

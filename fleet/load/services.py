@@ -40,20 +40,21 @@ from fleet.load.planner import (
     seen_by_clients,
 )
 from fleet.load.selectors import FLEET, cell_subject, deployment_subject, node_subject, region_subject
+from fleet.nodes.models import HOLDS_SINCE
 from kernel import live
 from kernel.leases import lease_during
 
 LEASE = "fleet:history"
 SAMPLE_LIMIT_S = 30.0
-_REPORTED = """
+_REPORTED = f"""
     SELECT cell.id, cell.deployment_id, cell.region_id, cell.generation,
       (report.load - 'classes' - 'usage')::text
     FROM fleet_cell cell
     JOIN fleet_cellmember member ON member.cell_id = cell.id AND member.rank = 0
     JOIN fleet_nodereport report ON report.node_id = member.node_id
-    WHERE cell.state IN ('ready', 'draining') AND report.load IS NOT NULL AND report.last_seen_at > %(since)s
+    WHERE cell.state IN ('ready', 'draining') AND report.load IS NOT NULL AND {HOLDS_SINCE}
       AND report.cell = cell.id AND report.generation = cell.generation
-"""
+"""  # noqa: S608 - only a condition
 _SAVE_ACCUMULATORS = """
     UPDATE fleet_loadsubject SET memory = new.memory, index = %(index)s, seen_at = %(now)s
     FROM unnest(%(ids)s::bigint[], %(memories)s::bytea[]) AS new(id, memory) WHERE fleet_loadsubject.id = new.id
@@ -273,7 +274,7 @@ def _device(name: str) -> str:
     return _clipped(f"device ->> '{name}'")
 
 
-_FRESH = "report.connected AND report.last_seen_at > %(since)s"
+_FRESH = f"report.connected AND {HOLDS_SINCE}"
 _SUBJECTS = f"""
 INSERT INTO fleet_loadsubject (name, index, memory, seen_at)
 SELECT 'node:' || report.node_id, 0, '', %(now)s FROM fleet_nodereport report WHERE {_FRESH}

@@ -1,9 +1,12 @@
 """Tables of nodes, their agents' latest reports, and agents' credentials. Reports have their own table because they
 change every second. Only hashes of secrets are stored; a prefix finds the row."""
 
+from datetime import datetime
+
 from django.db import models
 
 from engine_agent.protocol.states import AgentKind
+from fleet.nodes.planner import LISTENING_TTL
 from fleet.reconcile.planning.states import NODE_TONE, NodeState, choices
 from fleet.regions.models import Region
 from kernel.tones import Tone
@@ -107,6 +110,21 @@ class AgentListener(models.Model):
 
     def __str__(self) -> str:
         return f"listener {self.id}"
+
+
+HOLDS_SINCE = f"""(report.last_seen_at > %(since)s OR report.connected AND NOT report.quiet AND report.listener IN (
+    SELECT id FROM fleet_agentlistener WHERE until > %(since)s + interval '{LISTENING_TTL.total_seconds()} s'
+))"""  # noqa: S608 - only a number
+"""SQL for `holds_since` of `fleet_nodereport AS report`."""
+
+
+def holds_since(since: datetime, report: str = "") -> models.Q:
+    """Reports that were made or confirmed by a heartbeat after `since`. `report`: prefix of its lookups, such as
+    `node__report__`."""
+    listening = AgentListener.objects.filter(until__gt=since + LISTENING_TTL).values("id")
+    lookups = {"connected": True, "quiet": False, "listener__in": listening}
+    heard = models.Q(**{f"{report}{name}": value for name, value in lookups.items()})
+    return models.Q(**{f"{report}last_seen_at__gt": since}) | heard
 
 
 class NodeLog(models.Model):

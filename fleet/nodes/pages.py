@@ -132,6 +132,7 @@ EVENTS_OF_ONE_NODE = 30
 LIST_COLUMNS = (
     "region", "instance_type", "state", "cordoned", "port_base", "state_since",
     "member__cell", "member__rank", "report__state", "report__last_seen_at",
+    "report__connected", "report__quiet",
 )  # fmt: skip
 """Columns of a list. Reading all columns would take longer than rendering."""
 

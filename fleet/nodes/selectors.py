@@ -37,17 +37,13 @@ from fleet.nodes.models import Node, NodeCheck, NodeLog, NodeReport
 from fleet.nodes.planner import HolderView, plan_holders
 from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.states import CELL_PHASE, CellState, MachineState, NodeState
+from kernel.row_cache import FullLooks, RowCache
 from models_registry.builds.selectors import builds_ordered
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.lifecycle import artifacts_of
 from models_registry.versions.planning.roles import render_role
 from models_registry.versions.planning.spec import InvalidVersion
 from models_registry.versions.selectors import engine_allowances
-
-_NEWER = """
-SELECT node.id, node.desired_version FROM unnest(%s::text[], %s::bigint[]) AS sent (id, version)
-JOIN fleet_node AS node ON node.id = sent.id AND node.desired_version <> sent.version
-"""
 
 _IN_DOUBT = """
 SELECT region.provider, node.id FROM fleet_node AS node
@@ -116,11 +112,26 @@ def spare_nodes() -> dict[tuple[str, str], int]:
     return {(region, kind): count for region, kind, count in counted}
 
 
-def newer_versions(sent: Mapping[str, int]) -> dict[str, int]:
-    """Current version of the desired state of each node that was sent another one."""
-    with connection.cursor() as cursor:
-        cursor.execute(_NEWER, [list(sent), list(sent.values())])
-        return dict(cursor.fetchall())
+class DesiredVersions:
+    """The current version of every node's desired state, of which each call reads only changes. For one thread."""
+
+    def __init__(self) -> None:
+        self._looks = FullLooks()
+        self._rows = self._all_rows()
+
+    @staticmethod
+    def _all_rows() -> RowCache:
+        kept = f"state <> '{NodeState.RETIRED}' OR terminated_at IS NULL"
+        return RowCache("fleet_node", ("id", "desired_version"), kept=kept)
+
+    def newer(self, sent: Iterable[tuple[str, int]]) -> list[str]:
+        """The nodes that were sent another version than the current one."""
+        if self._looks.begin():
+            self._rows = self._all_rows()
+        self._rows.refresh()
+        self._looks.end()
+        current = self._rows.rows
+        return [node for node, version in sent if (row := current.get(node)) is not None and row[0] != version]
 
 
 def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:

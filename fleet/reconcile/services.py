@@ -45,6 +45,7 @@ from fleet.reconcile.planning.decisions import (
     UncordonNode,
 )
 from fleet.reconcile.planning.planner import LEASE_TTL_S, MAX_ROUNDS, PLANNERS
+from fleet.reconcile.planning.rest import rest_s
 from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.states import NodeState
 from fleet.reconcile.selectors.cache import FleetCache
@@ -77,15 +78,19 @@ def reconcile_alone(
     cache: FleetCache | None = None,
     limit_s: float = math.inf,
     recorder: Recorder | None = None,
+    rest: Callable[[float], None] = lambda _: None,
 ) -> int | None:
     """Runs a pass, or returns None if another process does. Returns the number of applied decisions. `cache`: of
     earlier passes. A pass that exceeds `limit_s` or `LOADS_PER_PASS` times its first load stops and wakes the next one,
-    because newer events may be more urgent. `recorder`: stores what was decided, after the lease is released."""
+    because newer events may be more urgent. `recorder`: stores what was decided, after the lease is released. `rest` is
+    called with the seconds for which no pass is needed unless something changes."""
     one = _Pass(settings or FleetSettings(), cache or FleetCache(), limit_s)
     if not one.holds_lease():
         return None
     try:
-        return one.run()
+        applied = one.run()
+        rest(one.rest_s)
+        return applied
     finally:
         lease_release(name=LEASE, holder=one.holder, now=clock.now())
         if recorder is not None:
@@ -95,11 +100,13 @@ def reconcile_alone(
 
 
 class _Pass:
-    """`is_cut`: it ran out of time and left decisions over. `rounds`: those that changed something."""
+    """`is_cut`: it ran out of time and left decisions over. `rounds`: those that changed something. `rest_s`: seconds
+    for which no pass is needed unless something changes."""
 
     def __init__(self, settings: FleetSettings, cache: FleetCache, limit_s: float) -> None:
         self.holder = this_holder()
         self.is_cut = False
+        self.rest_s = 0.0
         self.rounds: list[Round] = []
         self._settings = settings
         self._cache = cache
@@ -142,6 +149,7 @@ class _Pass:
             if applied:
                 self.rounds.append(Round(view, self._settings, now, tuple(decided)))
                 return len(applied)
+        self.rest_s = 0.0 if decided else rest_s(view, now)
         return 0
 
     def _apply_all(self, decisions: Iterable[Decision]) -> list[Decision]:

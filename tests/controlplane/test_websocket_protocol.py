@@ -7,9 +7,10 @@ import pytest
 from uvicorn.config import Config
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.frames import Frame, Opcode
 
 from controlplane.asgi import hub
-from controlplane.websocket_protocol import WebSocketProtocol
+from controlplane.websocket_protocol import WebSocketProtocol, missing_bytes
 from fleet.agents.consumers.limits import CredentialFilter, CredentialVerdict
 
 HEAD = b"upgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
@@ -145,3 +146,110 @@ async def test_only_a_client_that_sends_nothing_is_pinged(monkeypatch: pytest.Mo
     for _ in range(2):
         protocol.send_keepalive_ping()
     assert pings == ["ping", "ping"]
+
+
+BEAT = b'{"type":"heartbeat","seq":7}'
+
+
+def frame(message: bytes, opcode: Opcode = Opcode.TEXT, *, fin: bool = True) -> bytes:
+    return Frame(opcode, message, fin).serialize(mask=True)
+
+
+async def opened(takes: bool = True) -> tuple[WebSocketProtocol, Wire, Echo, list[str]]:
+    """A connection that expects `BEAT`, and the heartbeats that it took."""
+    application, taken = Echo(), list[str]()
+    protocol, wire = connection(application)
+    protocol.data_received(b"GET /live HTTP/1.1\r\n" + HEAD + b"\r\n")
+    await settle()
+    application.received.clear()
+    wire.sent = b""
+    protocol.expect(BEAT, lambda: taken.append("beat") is None and takes)
+    return protocol, wire, application, taken
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+@pytest.mark.asyncio
+async def test_the_expected_message_is_taken_before_the_application() -> None:
+    protocol, _, application, taken = await opened()
+    protocol.data_received(frame(BEAT))
+    protocol.data_received(frame(b"a report"))
+    protocol.data_received(frame(BEAT))
+    await settle()
+    assert (taken, application.received) == (["beat", "beat"], ["a report"])
+    protocol.connection_lost(None)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("other", [BEAT[:-1] + b"8", BEAT + b" ", b"", b"x" * 200])
+async def test_other_messages_reach_the_application(other: bytes) -> None:
+    protocol, _, application, taken = await opened()
+    protocol.data_received(frame(other))
+    protocol.data_received(frame(BEAT, Opcode.BINARY))
+    await settle()
+    assert taken == []
+    assert application.received[-1] == BEAT
+    protocol.connection_lost(None)
+
+
+@pytest.mark.asyncio
+async def test_a_message_that_is_not_taken_reaches_the_application() -> None:
+    protocol, _, application, _ = await opened(takes=False)
+    protocol.data_received(frame(BEAT))
+    await settle()
+    assert application.received == [BEAT.decode()]
+    protocol.connection_lost(None)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("size", [10, 125, 126, 70_000])
+@pytest.mark.parametrize("cut", [1, 3, 7, -1])
+async def test_bytes_within_another_message_are_no_heartbeat(size: int, cut: int) -> None:
+    """However a message is cut, what follows it is received in order."""
+    protocol, _, application, taken = await opened()
+    hidden = frame(BEAT)
+    long = frame(hidden + b"x" * size, Opcode.BINARY)
+    start = long.index(long[-1:]) if cut == -1 else cut
+    protocol.data_received(long[:start])
+    protocol.data_received(long[start:])
+    protocol.data_received(frame(BEAT) + frame(b"last"))
+    await settle()
+    assert application.received == [hidden + b"x" * size, BEAT.decode(), "last"]
+    assert taken == []
+    protocol.data_received(frame(BEAT))
+    await settle()
+    assert len(taken) + application.received.count(BEAT.decode()) == 2
+    protocol.connection_lost(None)
+
+
+@pytest.mark.asyncio
+async def test_a_heartbeat_between_the_fragments_of_a_message_is_an_error_of_the_protocol() -> None:
+    protocol, wire, application, taken = await opened()
+    protocol.data_received(frame(b"first", fin=False))
+    protocol.data_received(frame(BEAT))
+    await settle()
+    assert (taken, application.received) == ([], [])
+    assert wire.closed
+    protocol.connection_lost(None)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("payload", [b"", b"\x01\x02\x03\x04", b"p" * 125])
+async def test_a_ping_is_answered_with_its_payload(payload: bytes) -> None:
+    protocol, wire, _, _ = await opened()
+    protocol.data_received(frame(payload, Opcode.PING))
+    assert wire.sent == Frame(Opcode.PONG, payload).serialize(mask=False)
+    protocol.connection_lost(None)
+
+
+def test_missing_bytes_counts_to_the_end_of_a_frame() -> None:
+    for size in (0, 1, 125, 126, 65_535, 65_536):
+        whole = frame(b"x" * size)
+        assert missing_bytes(whole, 0) == 0
+        assert missing_bytes(whole + whole, 0) == 0
+        assert missing_bytes(whole[:-1], 0) == 1
+        assert missing_bytes(whole[-1:], 1) == 0
+        assert missing_bytes(whole[:1], 0) is None

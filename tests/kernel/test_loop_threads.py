@@ -7,7 +7,7 @@ import pytest
 from django.db import connection, transaction
 
 from kernel import wake_ups
-from kernel.control_loops import CHANNEL
+from kernel.control_loops import CHANNEL, rest_loop
 from kernel.loop_passes import PASSES, control_standing
 from kernel.loop_worker import SHORTEST_PAUSE_S, HangingPass, LoopSlot, LoopThreads, WakeUp, rest_s
 from kernel.tracing import bind_request_id
@@ -101,6 +101,24 @@ def test_a_wake_up_follows_the_commit_with_the_number_of_its_request(passes: Pas
     while "r-1" not in passes.made:
         passes.wait()
     stop(threads)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_pass_may_state_a_longer_interval_once_and_a_wake_up_ends_it(
+    passes: Passes, stopping: threading.Event
+) -> None:
+    slot = LoopSlot(LOOP, 0.0, passes)
+    rest_loop(LOOP, NEVER_S)
+    thread = threading.Thread(target=slot.run, args=(stopping,))
+    thread.start()
+    passes.wait()
+    slot.wake(WakeUp(request_id="woken"))
+    passes.wait()
+    passes.wait()  # the rest was for one time
+    stopping.set()
+    slot.wake(WakeUp())
+    thread.join(DEADLINE_S)
+    assert passes.made[1] == "woken"
 
 
 @pytest.mark.django_db(transaction=True)

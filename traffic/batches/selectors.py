@@ -19,6 +19,7 @@ from fleet.capacity.planning.view import PlacePlan, batch_seconds, batch_time_s
 from fleet.cells.models import CellMember
 from fleet.deployments.models import Deployment
 from fleet.load.selectors import load_in_short
+from fleet.nodes.models import holds_since
 from fleet.reconcile.planning.states import CellState
 from traffic.batch_sinks.models import BatchDelivery
 from traffic.batches.models import OPEN_STATES, Batch, BatchRange, StoredFile
@@ -395,7 +396,7 @@ def _lines_per_s(batch: Batch, tally: Tally, now: datetime) -> float:
 def batch_loads(cells: Iterable[str], now: datetime) -> list[BatchLoad | None]:
     """Returns the recent batch load of these cells as leaders report it; None for a cell without a report."""
     names = list(cells)
-    leaders = CellMember.objects.filter(cell_id__in=names, rank=0, node__report__last_seen_at__gt=now - HEARD_WITHIN)
+    leaders = CellMember.objects.filter(holds_since(now - HEARD_WITHIN, "node__report__"), cell_id__in=names, rank=0)
     rows = leaders.values_list("cell_id", "node__report__cell", "node__report__load")
     heard = {cell: load_in_short(stored).batch for cell, reported, stored in rows if stored and reported == cell}
     return [heard.get(cell) for cell in names]
@@ -404,7 +405,7 @@ def batch_loads(cells: Iterable[str], now: datetime) -> list[BatchLoad | None]:
 def batch_totals(now: datetime) -> dict[tuple[str, str], BatchLoad]:
     """Returns recent batch requests and windows of ready cells, by region and deployment."""
     leaders = CellMember.objects.filter(
-        rank=0, cell__state=CellState.READY.value, node__report__last_seen_at__gt=now - HEARD_WITHIN
+        holds_since(now - HEARD_WITHIN, "node__report__"), rank=0, cell__state=CellState.READY.value
     ).filter(node__report__cell=F("cell_id"))
     found: dict[tuple[str, str], BatchLoad] = {}
     for region, deployment, stored in leaders.values_list(

@@ -11,7 +11,7 @@ from django.db.models import F
 
 from engine_agent.protocol.states import ServingClass
 from fleet.capacity.planning.forecast_series import HISTORY_SLOT_S, Forecast, SeriesKey, forecast_at
-from fleet.nodes.models import NodeReport
+from fleet.nodes.models import NodeReport, holds_since
 from traffic.demand.models import DemandDay, DemandForecast
 from traffic.demand.planner import Place, batch_work_share
 from traffic.region_shares.models import TrafficMatrix
@@ -98,7 +98,7 @@ def batch_work_shares(now: datetime) -> dict[Place, float]:
 def _cells_by_class(now: datetime) -> Iterable[tuple[Place, Mapping[str, float]]]:
     cell = "node__member__cell__"
     reports = NodeReport.objects.filter(
-        last_seen_at__gte=now - FRESH_FOR, node__member__rank=0, cell=F("node__member__cell_id"), load__isnull=False
+        holds_since(now - FRESH_FOR), node__member__rank=0, cell=F("node__member__cell_id"), load__isnull=False
     )
     for deployment, region, classes in reports.values_list(f"{cell}deployment_id", f"{cell}region_id", "load__classes"):
         known = CLASSES & (classes or {}).keys()

@@ -19,7 +19,7 @@ from fleet.agents.consumers.hub import AgentSession
 from fleet.agents.consumers.limits import TokenBucket
 from fleet.machines.selectors import machine_orders
 from fleet.machines.services.reports import ReceivedMachineReport, machine_hellos_store, machine_reports_store
-from fleet.nodes.selectors import desired_for, newer_versions
+from fleet.nodes.selectors import DesiredVersions, desired_for
 from fleet.nodes.services.reports import ReceivedReport, fault_record, hellos_store, node_logs_store, reports_store
 from fleet.requests.services import request_windows_store
 from kernel import clock
@@ -137,6 +137,7 @@ class NodeHandler:
         self._logs: dict[str, LogTail] = {}
         self._fault_budgets: dict[str, TokenBucket] = {}
         self._windows = WindowBuffer()
+        self._versions = DesiredVersions()
 
     def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
         return hellos_store(hellos)
@@ -158,6 +159,7 @@ class NodeHandler:
             return False
         received = _received_report(session, message)
         previous = self._reports.put(node, received)
+        session.expect_heartbeat(encode_unbounded(Heartbeat(message.seq)))
         return previous is None or _urgent_part(previous) != _urgent_part(received)
 
     def _take_heartbeat(self, session: AgentSession, heartbeat: Heartbeat) -> bool:
@@ -232,7 +234,7 @@ class NodeHandler:
             raise
 
     def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
-        newer = newer_versions({session.identity.id: session.sent_version for session in sessions})
+        newer = self._versions.newer((session.identity.id, session.sent_version) for session in sessions)
         return {node: (desired.version, desired) for node, desired in desired_for(newer).items()} if newer else {}
 
 

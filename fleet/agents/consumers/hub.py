@@ -58,6 +58,8 @@ PREFIXES_EVERY_S = 1.0
 SEND_LIMIT_S = 10.0
 """An agent that accepts no message for so long counts as gone."""
 CLOSE_LIMIT_S = 1.0
+HEARTBEATS_APART_S = 0.2
+"""Heartbeats at shorter intervals count towards the limits of messages."""
 LATE_S = 0.5
 """After a longer pause of this process its agents' messages may still be waiting to be read."""
 MEASURED_EVERY_S = 1.0
@@ -77,7 +79,8 @@ class AgentSession:
     `sending`: the send in progress. After `is_cut`, messages from the agent are ignored. `trust_version` and
     `tls_version` (ingresses only): last sent versions. `requests`: its budget for certificates. `listener`: this
     process, once connected. `is_certified`: the agent presented its certificate. `heard_at_s`: monotonic time of its
-    last message; `is_quiet`: it has sent nothing for `QUIET_AFTER`."""
+    last message; `is_quiet`: it has sent nothing for `QUIET_AFTER`. `expect_heartbeat`: names the heartbeat that is
+    taken from the connection without decoding."""
 
     identity: AgentIdentity
     hello: Hello
@@ -95,6 +98,7 @@ class AgentSession:
     listener: str = ""
     heard_at_s: float = field(default_factory=monotonic)
     is_quiet: bool = False
+    expect_heartbeat: Callable[[bytes], None] = lambda frame: None
 
 
 class AgentHandler(Protocol):
@@ -236,6 +240,15 @@ class AgentHub:
             self._certificates.request(session, message)
         elif not session.is_cut and self._handler(session).on_message(session, message):
             self._urgent.set()
+
+    def take_heartbeat(self, session: AgentSession) -> bool:
+        """The expected heartbeat arrived. Returns False if it must be received like any other message: it ends a
+        silence, follows another message too soon, or the session was cut."""
+        now_s = monotonic()
+        if session.is_quiet or session.is_cut or now_s - session.heard_at_s < HEARTBEATS_APART_S:
+            return False
+        session.heard_at_s = now_s
+        return True
 
     def disconnect(self, session: AgentSession) -> None:
         """Ends a session. A second call does nothing."""

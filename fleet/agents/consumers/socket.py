@@ -34,6 +34,8 @@ BYTES_PER_S = 256.0 * 1024
 BYTES_BURST = 4.0 * 1024 * 1024
 """A report has a few KiB every 2 s; while a user follows logs, three logs add up to a frame a second."""
 CLOSE_REFUSED = 4403
+EXPECT_MESSAGE = "switchyard.expect_message"
+"""In the scope: a function that names one message and takes it from the connection, before the application."""
 PROTOCOL_MOST = 9999
 """Characters of an agent's hello that a refusal repeats."""
 
@@ -87,13 +89,14 @@ class AgentSocket:
             await _respond(send, 503, b"too many agents connect", _retry_after(hello_slot.after_s))
             return
         try:
-            await self._authenticate(receive, send, credential, hello_slot, scope.get(PEER_CERTIFICATE))
+            await self._authenticate(receive, send, credential, hello_slot, scope)
         finally:
             hello_slot.end()
 
     async def _authenticate(
-        self, receive: Receive, send: Send, credential: str, hello_slot: HelloSlot, certificate: Any
+        self, receive: Receive, send: Send, credential: str, hello_slot: HelloSlot, scope: dict[str, Any]
     ) -> None:
+        certificate = scope.get(PEER_CERTIFICATE)
         try:
             identity = await self.hub.identify(credential)
             if identity is None or (certificate and not certificate_is_of(certificate, identity)):
@@ -113,7 +116,12 @@ class AgentSocket:
             return
         await send({"type": "websocket.accept"})
         try:
-            await self._run_session(receive, send, identity, hello_slot, is_certified=bool(certificate))
+            hello = await self._hello(receive, identity)
+            whole = partial(_send_whole, asyncio.Lock(), send)
+            session = AgentSession(identity, hello, whole, partial(_close, send), is_certified=bool(certificate))
+            if (expect := scope.get(EXPECT_MESSAGE)) is not None:
+                session.expect_heartbeat = partial(expect, take=partial(self.hub.take_heartbeat, session))
+            await self._run_session(receive, session, hello_slot)
         except _Closed:
             pass
         except (BadMessage, Conflict) as refusal:
@@ -124,12 +132,7 @@ class AgentSocket:
         except DatabaseError as error:
             await _refuse(send, f"the database does not answer: {error}")
 
-    async def _run_session(
-        self, receive: Receive, send: Send, identity: AgentIdentity, hello_slot: HelloSlot, *, is_certified: bool
-    ) -> None:
-        hello = await self._hello(receive, identity)
-        whole = partial(_send_whole, asyncio.Lock(), send)
-        session = AgentSession(identity, hello, send=whole, close=partial(_close, send), is_certified=is_certified)
+    async def _run_session(self, receive: Receive, session: AgentSession, hello_slot: HelloSlot) -> None:
         try:
             await self.hub.connect(session)
             hello_slot.end()

@@ -17,7 +17,7 @@ from fleet.deployments.selectors import engine_on
 from fleet.load.pages import load_of, report_of, silent_s
 from fleet.load.planner import FRESH_FOR_S
 from fleet.load.selectors import deployment_subject, last_windows
-from fleet.nodes.models import Node, NodeReport
+from fleet.nodes.models import Node, NodeReport, holds_since
 from fleet.nodes.planner import compare_stacks, member_stacks, stack_digest
 from fleet.placement.planning.distance import depth_of, distance
 from fleet.reconcile.planning.states import CellState
@@ -29,6 +29,7 @@ CELLS_BESIDE = 50
 SUMMARY_COLUMNS = (
     "cell_id", "rank", "node__id", "node__state",
     "node__report__cell", "node__report__generation", "node__report__last_seen_at", "node__report__load",
+    "node__report__connected", "node__report__quiet",
 )  # fmt: skip
 """Member columns of a list. Reading all columns would take longer than rendering."""
 _OF_VERSION = {field.name for field in ModelVersion._meta.concrete_fields} - {"id", "model", "version"}
@@ -150,7 +151,7 @@ def _with_figure(cells: "QuerySet[Cell]", name: str, now: datetime) -> "QuerySet
     several times longer."""
     report = "leader__node__report"
     fresh = Q(**{f"{report}__cell": F("pk"), f"{report}__generation": F("generation")})
-    fresh &= Q(**{f"{report}__last_seen_at__gte": now - timedelta(seconds=FRESH_FOR_S)})
+    fresh &= holds_since(now - timedelta(seconds=FRESH_FOR_S), f"{report}__")
     leader = FilteredRelation("members", condition=Q(members__rank=0))
     return cells.alias(leader=leader).alias(**{FIGURE: Case(When(fresh, then=F(f"{report}__load__{name}")))})
 

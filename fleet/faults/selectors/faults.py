@@ -29,7 +29,7 @@ from fleet.faults.planning.views import (
 )
 from fleet.load.planner import FRESH_FOR_S, MAX_COUNT
 from fleet.machines.selectors import nodes_sharing_devices, nodes_that_may_reboot
-from fleet.nodes.models import NodeReport
+from fleet.nodes.models import NodeReport, holds_since
 from fleet.reconcile.planning.settings import FaultSettings
 from fleet.reconcile.planning.states import CellState, IncidentState
 from kernel.row_cache import WrittenTables
@@ -217,7 +217,7 @@ class CellGuesses:
 def cell_guesses(now: datetime) -> list[CellGuesses]:
     """Every cell whose leader reported speculation counters recently. Two queries."""
     reports = NodeReport.objects.filter(
-        load__has_key="speculation", last_seen_at__gt=now - FRESH_FOR, node__member__rank=0
+        holds_since(now - FRESH_FOR), load__has_key="speculation", node__member__rank=0
     ).exclude(load__speculation=None)
     rows = reports.values_list("node__member__cell_id", "cell", "load__speculation")
     speculation = {cell: load for cell, reported, load in rows if cell == reported and isinstance(load, dict)}

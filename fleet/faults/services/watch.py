@@ -24,7 +24,7 @@ from fleet.faults.planning.views import Rule, RuleMode
 from fleet.faults.selectors.faults import FRESH_FOR, guessing_calibrated
 from fleet.faults.services.incidents import incident_open, incidents_close
 from fleet.load.planner import MAX_COUNT
-from fleet.nodes.models import NodeReport
+from fleet.nodes.models import NodeReport, holds_since
 from fleet.reconcile.planning.states import CellState, IncidentState
 from kernel import live, wake_ups
 from kernel.ages import age_text
@@ -143,7 +143,7 @@ def token_drift_check(*, now: datetime) -> None:
 def _reported_token_checks(now: datetime) -> list[CheckedCell]:
     """Token counts that leaders report about their own cells."""
     reports = NodeReport.objects.filter(
-        load__has_key="token_check", last_seen_at__gt=now - FRESH_FOR, node__member__rank=0
+        holds_since(now - FRESH_FOR), load__has_key="token_check", node__member__rank=0
     ).exclude(load__token_check=None)
     reported_checks = reports.values_list("node__member__cell_id", "cell", "load__token_check")
     return [

@@ -49,12 +49,12 @@ WITH reported AS (
            known.connected AND known.connection_changed_at > EXCLUDED.connection_changed_at
            AND known.last_seen_at - EXCLUDED.last_seen_at BETWEEN interval '-20 s' AND interval '60 s'
        ) IS NOT TRUE
-    RETURNING node_id, connected, state, cell, generation, unhealthy_since IS NULL AS healthy
+    RETURNING node_id, connected, quiet, state, cell, generation, unhealthy_since IS NULL AS healthy
 )
 SELECT stored.node_id FROM stored LEFT JOIN fleet_nodereport AS former USING (node_id)
 WHERE former.node_id IS NULL
-   OR (former.connected, former.state, former.cell, former.generation, former.unhealthy_since IS NULL)
-      IS DISTINCT FROM (stored.connected, stored.state, stored.cell, stored.generation, stored.healthy)
+   OR (former.connected, former.quiet, former.state, former.cell, former.generation, former.unhealthy_since IS NULL)
+      IS DISTINCT FROM (stored.connected, stored.quiet, stored.state, stored.cell, stored.generation, stored.healthy)
 """).format(
     columns=sql.SQL(", ").join(map(sql.Identifier, _COLUMNS)),
     values=sql.SQL(", ").join(sql.Identifier("reported", column) for column in _COLUMNS),

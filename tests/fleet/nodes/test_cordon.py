@@ -8,7 +8,7 @@ import pytest
 from engine_agent.protocol.messages import CheckRequest
 from engine_agent.protocol.states import MemberRole, Phase
 from fleet.nodes.models import Node
-from fleet.nodes.selectors import desired_for, newer_versions
+from fleet.nodes.selectors import DesiredVersions, desired_for
 from fleet.nodes.services.events import desired_changed
 from fleet.nodes.services.nodes import MAX_CHECKED_TOGETHER, node_checks_request, node_cordon, node_uncordon
 from fleet.reconcile.planning.states import CellState
@@ -153,8 +153,9 @@ def test_the_phase_follows_from_the_state_of_the_cell(state: CellState, phase: P
 def test_a_change_raises_the_version() -> None:
     rows.node("n-a")
     desired_changed(["n-a", "n-a"])
-    assert newer_versions({"n-a": 1, "n-gone": 1}) == {"n-a": 2}
-    assert newer_versions({"n-a": 2}) == {}
+    versions = DesiredVersions()
+    assert versions.newer([("n-a", 1), ("n-gone", 1)]) == ["n-a"]
+    assert versions.newer([("n-a", 2)]) == []
 
 
 def test_the_desired_state_of_many_nodes_takes_four_queries(django_assert_num_queries: Any) -> None:

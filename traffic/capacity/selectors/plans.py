@@ -38,7 +38,7 @@ from fleet.capacity.selectors import machine_pools, machine_prices
 from fleet.cells.models import Cell
 from fleet.deployments.models import Deployment, DeploymentRegion
 from fleet.deployments.selectors import concurrency_on
-from fleet.nodes.models import NodeReport
+from fleet.nodes.models import NodeReport, holds_since
 from fleet.reconcile.planning.states import CellState
 from fleet.rollouts.models import Rollout
 from fleet.rollouts.selectors import ACTIVE
@@ -162,7 +162,7 @@ def _counted_before(state: RoleState | None) -> Counted:
 def _counted_cells(deployments: Iterable[str], now: datetime) -> dict[Place, dict[str, CountedCell]]:
     cell = "node__member__cell__"
     reports = NodeReport.objects.filter(
-        last_seen_at__gte=now - FRESH_FOR,
+        holds_since(now - FRESH_FOR),
         node__member__rank=0,
         node__member__cell__deployment__in=deployments,
         cell=F("node__member__cell_id"),

@@ -12,7 +12,7 @@ from django.db.models import Q
 from fleet.faults.models import Incident
 from fleet.faults.planning.views import NO_USABLE_CELL, REGION_LOST
 from fleet.faults.services.incidents import incident_note, incident_open, incidents_close
-from fleet.nodes.models import NodeReport
+from fleet.nodes.models import NodeReport, holds_since
 from fleet.reconcile.planning.decisions import NoteIncident
 from fleet.reconcile.planning.states import IncidentState
 from kernel.transitions import StaleDecision
@@ -86,7 +86,7 @@ def _known_incidents(now: datetime) -> tuple[dict[Key, Incident], set[Key]]:
 
 
 def _agents_report(now: datetime) -> bool:
-    return NodeReport.objects.filter(connected=True, last_seen_at__gt=now - AGENTS_WITHIN).exists()
+    return NodeReport.objects.filter(holds_since(now - AGENTS_WITHIN), connected=True).exists()
 
 
 def _note_window(place: Place, noted: WindowState) -> None:

@@ -5,11 +5,11 @@ from typing import Any
 import pytest
 from msgspec import structs
 
-from engine_agent.node.planning.heartbeats import REPORT_AT_LEAST_EVERY_S, still_holds
+from engine_agent.node.planning.heartbeats import GAUGES_EVERY_S, REPORT_AT_LEAST_EVERY_S, still_holds
 from engine_agent.protocol.load_messages import Load
 from engine_agent.protocol.messages import Health, Observed, Report, StepTimes
 from engine_agent.protocol.states import EngineState
-from engine_agent.protocol.telemetry_messages import Accelerator, EnergyMeter, HostUse, NodeTelemetry
+from engine_agent.protocol.telemetry_messages import Accelerator, DeviceClocks, EnergyMeter, HostUse, NodeTelemetry
 
 DEVICE = Accelerator(0, "cuda", "H200", utilisation_percent=10.0, errors={"ecc": 1}, uuid="GPU-1", temperature_c=50.0)
 SENT = Report(
@@ -29,6 +29,14 @@ GAUGES = {
     "energy": (EnergyMeter("gpu", "accelerators", "boot", microjoules=9),),
     "host": HostUse(memory_bytes=2, network_sent_bytes=3),
 }
+MOVED: dict[str, Any] = {
+    "host_cpu_percent": 11.0,
+    "host_memory_used_bytes": 2**30,
+    "agent_rss_bytes": 2**30,
+    "engine_rss_bytes": 2**30,
+    "accelerators": (structs.replace(DEVICE, clocks=DeviceClocks(clock_mhz=900)),),
+    "host": HostUse(memory_bytes=1, network_sent_bytes=2**30),
+}
 
 
 def telemetry(**changes: Any) -> Report:
@@ -40,7 +48,20 @@ def test_gauges_alone_are_no_news() -> None:
     assert still_holds(SENT, structs.replace(probed, seq=2), 2.0)
 
 
+@pytest.mark.parametrize("gauge", [*GAUGES, "nothing"])
+def test_a_gauge_that_moved_is_reported_after_a_while(gauge: str) -> None:
+    now = telemetry(**{gauge: MOVED[gauge]}) if gauge in MOVED else SENT
+    assert still_holds(SENT, now, GAUGES_EVERY_S - 0.1)
+    assert still_holds(SENT, now, GAUGES_EVERY_S) is (gauge not in MOVED)
+
+
+def test_a_gauge_that_moved_by_less_than_its_step_is_not() -> None:
+    slightly = structs.replace(DEVICE, utilisation_percent=12.0, temperature_c=51.0)
+    assert still_holds(SENT, telemetry(host_cpu_percent=5.0, accelerators=(slightly,)), GAUGES_EVERY_S)
+
+
 def test_it_holds_for_a_bounded_time() -> None:
+    assert still_holds(SENT, SENT, REPORT_AT_LEAST_EVERY_S - 0.1)
     assert not still_holds(SENT, SENT, REPORT_AT_LEAST_EVERY_S)
 
 
