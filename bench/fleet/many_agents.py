@@ -27,10 +27,16 @@ from bench.fleet.own_control_plane import ControlPlane, bundle, database, seed, 
 from bench.fleet.simulated_agents import AgentGroup, GroupStatus, Member
 
 LOOK_EVERY_S = 1.0
+CONTROL_PLANE = ("web", "controller", "servers")
+"""Whose CPU time per agent has a goal. `agents` are the simulated ones, which real fleets run elsewhere."""
 _AGES = """
-SELECT extract(epoch FROM clock_timestamp())::float8 - (telemetry->>'agent_rss_bytes')::float8 / 1e6
-FROM fleet_nodereport WHERE connected AND telemetry ? 'agent_rss_bytes'
+SELECT extract(epoch FROM clock_timestamp())::float8 - greatest(
+    (telemetry->>'agent_rss_bytes')::float8 / 1e6,
+    CASE WHEN NOT quiet THEN extract(epoch FROM until - interval '5 s')::float8 END
+) FROM fleet_nodereport JOIN fleet_agentlistener ON fleet_agentlistener.id = listener
+WHERE connected AND telemetry ? 'agent_rss_bytes'
 """
+"""Since a node was last heard: its newest report, or the last time that its web process noted no silence."""
 _REPORTED = """
 SELECT count(*) FROM fleet_nodereport WHERE connected AND (telemetry->>'agent_rss_bytes')::float8 > %s
 """
@@ -39,7 +45,8 @@ _OUT_OF_ORDER = "SELECT state, count(*) FROM fleet_node WHERE state <> 'ready' G
 
 @dataclass
 class Ages:
-    """Seconds, from samples of all nodes: mean and p99 of each sample, the oldest report, and ages of passes."""
+    """Seconds, from samples of all nodes since each was heard: mean and p99 of each sample, the longest, and ages of
+    passes."""
 
     means: list[float] = field(default_factory=list)
     p99s: list[float] = field(default_factory=list)
@@ -57,7 +64,7 @@ class Ages:
             for loop, age in sorted(self.last_pass.items())
         )
         return (
-            f"reports: mean age {statistics.mean(self.means):.2f} s, p99 {max(self.p99s):.2f} s, oldest "
+            f"heard: mean age {statistics.mean(self.means):.2f} s, p99 {max(self.p99s):.2f} s, oldest "
             f"{self.oldest:.2f} s; suspect at worst {self.suspects}, lost {self.lost}\n  passes: {passes}"
         )
 
@@ -175,14 +182,17 @@ class Bench:
         print(f"  {reasons}")
         return connected_after or BACK_WITHIN_S, BACK_WITHIN_S
 
-    def measure(self, title: str, seconds: float) -> None:
+    def measure(self, title: str, seconds: float) -> dict[str, float]:
+        """Returns the CPU µs of an agent-second, by part."""
         self.watch.take()
         before, began = self._cpu_s(), time.monotonic()
         time.sleep(seconds)
         took_s = time.monotonic() - began
         used = {name: (spent - before[name]) / took_s for name, spent in self._cpu_s().items()}
-        shown = ", ".join(f"{name} {share:.3f} ({1e6 * share / self.agents:.0f})" for name, share in used.items())
+        per_agent = {name: 1e6 * share / self.agents for name, share in used.items()}
+        shown = ", ".join(f"{name} {share:.3f} ({per_agent[name]:.0f})" for name, share in used.items())
         print(f"{title}: {self.watch.take()}\n  cores (CPU µs of an agent-second): {shown}", flush=True)
+        return per_agent
 
     def storm(self) -> None:
         self.watch.take()
@@ -219,7 +229,7 @@ class Bench:
         return {
             **used,
             "servers": cpu_s(family(self._servers_pid)),
-            "rig": sum(cpu_s(family(each.pid)) for each in self.processes),
+            "agents": sum(cpu_s(family(each.pid)) for each in self.processes),
         }
 
 
@@ -262,10 +272,18 @@ def _connected_agents(
 
 def _run(bench: Bench, options: argparse.Namespace) -> None:
     time.sleep(SETTLED_AFTER_S)
-    for _ in range(options.rounds):
-        bench.measure("steady", options.seconds)
+    rounds = [bench.measure("steady", options.seconds) for _ in range(options.rounds)]
+    print(f"CPU µs of an agent-second, median (least to greatest) of {len(rounds)} windows:")
+    for name in rounds[0]:
+        print(f"  {name}: {_spread([each[name] for each in rounds])}")
+    together = [sum(each[name] for name in CONTROL_PLANE) for each in rounds]
+    print(f"  {', '.join(CONTROL_PLANE)} together: {_spread(together)}", flush=True)
     for _ in range(options.storms):
         bench.storm()
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:

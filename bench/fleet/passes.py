@@ -51,7 +51,7 @@ _REPORTS = """
 UPDATE fleet_nodereport SET last_seen_at = %(now)s - random() * interval '0.5 s', connected = true,
     listener = 'bench', load = jsonb_set(load, '{queued}', '1')
 WHERE connection <> 'dead'
-    AND (last_seen_at <= %(now)s - interval '8 s' OR listener = '' AND abs(hashtext(node_id)) %% 8 = %(tick)s %% 8)
+    AND (last_seen_at <= %(now)s - interval '60 s' OR listener = '' AND abs(hashtext(node_id)) %% 8 = %(tick)s %% 8)
 """
 _OBEDIENT = """
 UPDATE fleet_nodereport AS report SET cell = cell.id, generation = cell.generation, rank = member.rank,

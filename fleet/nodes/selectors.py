@@ -23,14 +23,16 @@ from engine_agent.protocol.messages import (
     Assignment,
     CheckRequest,
     Desired,
+    EnginePlan,
     Holder,
     LogRequest,
     Peer,
     Prefetch,
 )
 from engine_agent.protocol.states import CellRole, MemberRole, Phase
-from fleet.cells.models import CellMember
+from fleet.cells.models import Cell, CellMember
 from fleet.cells.selectors import Pairings, pairings
+from fleet.deployments.models import Deployment
 from fleet.faults.planning.liveness import WATCHED
 from fleet.machines.models import Machine, MachineSlot
 from fleet.nodes.models import Node, NodeCheck, NodeLog, NodeReport
@@ -39,6 +41,7 @@ from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.states import CELL_PHASE, CellState, MachineState, NodeState
 from kernel.row_cache import FullLooks, RowCache
 from models_registry.builds.selectors import builds_ordered
+from models_registry.instance_types.models import InstanceType
 from models_registry.versions.models import ModelVersion
 from models_registry.versions.planning.lifecycle import artifacts_of
 from models_registry.versions.planning.roles import render_role
@@ -135,20 +138,17 @@ class DesiredVersions:
 
 
 def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
-    """Desired state of these nodes, without those whose version cannot be rendered. Five queries, and one more each
+    """Desired state of these nodes, without those whose version cannot be rendered. Six queries, and one more each
     for checks of links, for engine builds, and for what is fetched in advance."""
-    nodes = {
-        node.id: node for node in Node.objects.filter(id__in=list(node_ids)).select_related("log", "check_request")
-    }
-    own = {
-        member.node_id: member
-        for member in CellMember.objects.filter(node_id__in=nodes).select_related(
-            "cell__deployment", "cell__instance_type", "cell__model_version"
-        )
-    }
+    rows = Node.objects.filter(id__in=list(node_ids)).defer("fingerprint", "accelerators", "topology", "markets")
+    nodes = {node.id: node for node in rows.select_related("log", "check_request")}
+    members = CellMember.objects.filter(node_id__in=nodes).select_related("cell")
+    own = {member.node_id: member for member in members}
+    _attach_parents([member.cell for member in own.values()])
     peers: dict[str, list[Peer]] = defaultdict(list)
     cells = {member.cell_id for member in own.values()}
-    for member in CellMember.objects.filter(cell_id__in=cells).select_related("node").order_by("rank"):
+    addressed = CellMember.objects.filter(cell_id__in=cells).select_related("node").order_by("rank")
+    for member in addressed.only("cell_id", "node_id", "rank", "node__address", "node__port_base"):
         peers[member.cell_id].append(
             Peer(node=member.node_id, rank=member.rank, address=member.node.address, port_base=member.node.port(0))
         )
@@ -158,12 +158,14 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
     builds = cache(builds_ordered)
     ahead = _versions_ahead(nodes.values())
     pairs = pairings(member.cell for member in own.values())
+    plans: dict[tuple[object, ...], EnginePlan] = {}
     for node in nodes.values():
         place = own.get(node.id)
         assignment = None
         try:
             if place is not None:
-                assignment = _assignment(place, tuple(peers[place.cell_id]), pairs, allowances, builds)
+                plan = _plan_of(place.cell, plans, allowances, builds)
+                assignment = _assignment(place, tuple(peers[place.cell_id]), pairs, plan)
         except InvalidVersion as error:
             # It keeps its previous orders. Other nodes are not affected.
             log.error("cannot render the desired state of node %s: %s", node.id, error)
@@ -179,18 +181,37 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
     return desired
 
 
-def _assignment(
-    member: CellMember,
-    peers: tuple[Peer, ...],
-    pairs: Pairings,
+def _attach_parents(cells: Sequence[Cell]) -> None:
+    """Loads each deployment, instance type and version of these cells once: of thousands of cells they are few, and
+    their rows are large."""
+    deployments = Deployment.objects.in_bulk({cell.deployment_id for cell in cells})
+    kinds = InstanceType.objects.in_bulk({cell.instance_type_id for cell in cells})
+    versions = ModelVersion.objects.in_bulk({cell.model_version_id for cell in cells})
+    for cell in cells:
+        cell.deployment = deployments[cell.deployment_id]
+        cell.instance_type = kinds[cell.instance_type_id]
+        cell.model_version = versions[cell.model_version_id]
+
+
+def _plan_of(
+    cell: Cell,
+    plans: dict[tuple[object, ...], EnginePlan],
     allowances: Mapping[str, Sequence[str]],
     builds: Callable[[], Mapping[str, EngineBuild]],
-) -> Assignment:
-    cell, role = member.cell, CellRole(member.cell.role)
-    shape = cell.instance_type.shape()
-    plan = render_role(cell.model_version.spec(allowances), role, shape).plan
-    if plan.build is not None:
-        plan = structs.replace(plan, build=builds().get(plan.build.name, plan.build))
+) -> EnginePlan:
+    """How a cell's engine is started; equal cells share one in `plans`. Raises InvalidVersion."""
+    key = (cell.model_version_id, cell.role, cell.instance_type_id)
+    if key not in plans:
+        spec = cell.model_version.spec(allowances)
+        plan = render_role(spec, CellRole(cell.role), cell.instance_type.shape()).plan
+        if plan.build is not None:
+            plan = structs.replace(plan, build=builds().get(plan.build.name, plan.build))
+        plans[key] = plan
+    return plans[key]
+
+
+def _assignment(member: CellMember, peers: tuple[Peer, ...], pairs: Pairings, plan: EnginePlan) -> Assignment:
+    cell = member.cell
     return Assignment(
         cell=cell.id,
         generation=cell.generation,
@@ -201,7 +222,7 @@ def _assignment(
         peers=peers,
         secret=cell.secret,
         drain_deadline_s=cell.deployment.drain_deadline_s,
-        cell_role=role,
+        cell_role=CellRole(cell.role),
         kv_layout=pairs.layout(cell.id),
         prefill_cells=pairs.prefill_cells(cell.id),
         prefill_from_tokens=pairs.prefill_from_tokens(cell.id),

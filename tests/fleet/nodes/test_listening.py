@@ -3,12 +3,14 @@
 from datetime import timedelta
 
 import pytest
+from django.db import connection
 
-from fleet.nodes.models import AgentListener
+from fleet.nodes.models import HOLDS_SINCE, AgentListener, Node, NodeReport, holds_since
 from fleet.nodes.planner import ListenerView
 from fleet.nodes.services.reports import FORGOTTEN_AFTER, listener_renew
 from fleet.reconcile.selectors.snapshot import LISTENING_LEASE, fleet_view
 from kernel.leases import lease_held_since
+from tests.fleet import rows
 from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db
@@ -53,3 +55,26 @@ def test_processes_that_ended_long_ago_are_forgotten_when_another_begins() -> No
     renew("b", FORGOTTEN_AFTER.total_seconds())
     renew("c", FORGOTTEN_AFTER.total_seconds() + 6)
     assert set(AgentListener.objects.values_list("id", flat=True)) == {"b", "c"}
+
+
+def test_a_report_holds_while_heartbeats_follow_it() -> None:
+    """In both forms, for Django's queries and for SQL: the web process runs, and did not note silence."""
+    for listener, after_s in (("runs", 60), ("ended", 0)):
+        listener_renew(listener=listener, keeps_up=True, now=NOW + at(after_s))
+    for name, report in {
+        "n-held": {"listener": "runs"},
+        "n-new": {"listener": "ended", "last_seen_at": NOW + at(50)},
+        "n-quiet": {"listener": "runs", "quiet": True},
+        "n-gone": {"listener": "runs", "connected": False},
+        "n-ended": {"listener": "ended"},
+        "n-unknown": {"listener": "x"},
+        "n-never": {"listener": "runs", "last_seen_at": None, "connected": False},
+    }.items():
+        rows.node(name, report=report)
+    since = NOW + at(45)
+    held = NodeReport.objects.filter(holds_since(since)).values_list("node_id", flat=True)
+    assert set(held) == {"n-held", "n-new"}
+    assert set(Node.objects.filter(holds_since(since, "report__")).values_list("id", flat=True)) == set(held)
+    with connection.cursor() as cursor:
+        cursor.execute(f"SELECT node_id FROM fleet_nodereport AS report WHERE {HOLDS_SINCE}", {"since": since})  # noqa: S608
+        assert {node for (node,) in cursor.fetchall()} == set(held)
