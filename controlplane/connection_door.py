@@ -18,6 +18,9 @@ from typing import Any
 from controlplane.refused_requests import RequestRefused, refuse
 from kernel.addresses import client_network, is_loopback
 
+WAITS_FOR_S = 8.0
+"""Longest wait for a place among the handshakes. An agent waits 10 s for the end of its handshake, and tries again at
+once if it is closed earlier, which costs both sides more than a wait."""
 PAUSE_S = 1.0
 """After `accept` failed, for example because the process has no free file."""
 
@@ -29,7 +32,8 @@ MakeProtocol = Callable[[Callable[[], None]], asyncio.Protocol]
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Of one listener. `http`: connections that are no WebSocket; `handshakes`: of TLS, at the same time.
+    """Of one listener. `http`: connections that are no WebSocket; `handshakes`: of TLS, at the same time; `waiting`:
+    connections that wait for a place among these.
 
     1,000 of a network are three times what 300 agents behind one address have when each has just lost a connection and
     opens another."""
@@ -37,13 +41,15 @@ class ConnectionLimits:
     http: int = 2_000
     per_network: int = 1_000
     handshakes: int = 2_000
+    waiting: int = 4_000
 
     @classmethod
     def of_files(cls, files: int) -> "ConnectionLimits":
         """So that both listeners together leave half of the files that a process may have open: for agents'
         WebSockets, for those of people, and for the database."""
         http = min(cls().http, files // 4)
-        return cls(http=http, per_network=min(cls().per_network, http // 2), handshakes=http)
+        waiting = min(cls().waiting, files // 8)
+        return cls(http=http, per_network=min(cls().per_network, http // 2), handshakes=http, waiting=waiting)
 
 
 def raised_file_limit() -> int:
@@ -71,6 +77,8 @@ class ConnectionDoor:
         self._context, self._handshake_s = context, handshake_s
         self._handshakes: defaultdict[str, dict[asyncio.Task[None], None]] = defaultdict(dict)
         """Of each network, the oldest first."""
+        self._waiting: dict[socket.socket, tuple[str, asyncio.TimerHandle]] = {}
+        """Connections that wait for a handshake, with their network and the end of their wait, oldest first."""
         self._accepting: asyncio.Task[None] | None = None
         self.open = Counter[str]()
         self.pending_hellos: Callable[[], int] = lambda: 0
@@ -87,6 +95,8 @@ class ConnectionDoor:
         """Accept none any more; those that are open continue."""
         if self._accepting is not None:
             self._accepting.cancel()
+        for connection in list(self._waiting):
+            self._stop_waiting(connection)
         for handshake in self._all_handshakes():
             handshake.cancel()
         self._bound.close()
@@ -113,18 +123,40 @@ class ConnectionDoor:
                 await asyncio.sleep(PAUSE_S)
                 continue
             network = client_network(str(address[0]))
-            if not self._has_room(network, str(address[0])):
+            if self.open[network] >= self._limits.per_network and not self._is_unlimited(str(address[0])):
                 connection.close()
-                continue
-            self.open[network] += 1
-            handshake = loop.create_task(self._admit(connection, network))
-            self._handshakes[network][handshake] = None
-            handshake.add_done_callback(partial(self._forget, network))
+            elif not self.is_full or self._made_room(network):
+                self.open[network] += 1
+                self._begin_handshake(connection, network)
+            elif len(self._waiting) < self._limits.waiting:
+                self.open[network] += 1
+                ends = loop.call_later(WAITS_FOR_S, self._stop_waiting, connection)
+                self._waiting[connection] = (network, ends)
+            else:
+                connection.close()
 
-    def _has_room(self, network: str, address: str) -> bool:
-        if self.open[network] >= self._limits.per_network and not self._is_unlimited(address):
-            return False
-        return not self.is_full or self._made_room(network)
+    def admit_waiting(self) -> None:
+        """Call it when a place among the handshakes may be free."""
+        while self._waiting and not self.is_full:
+            connection = next(iter(self._waiting))
+            network, ends = self._waiting.pop(connection)
+            ends.cancel()
+            self._begin_handshake(connection, network)
+
+    def _stop_waiting(self, connection: socket.socket) -> None:
+        network, ends = self._waiting.pop(connection)
+        ends.cancel()
+        connection.close()
+        self._close_connection(network)
+
+    def _begin_handshake(self, connection: socket.socket, network: str) -> None:
+        handshake = asyncio.get_running_loop().create_task(self._admit(connection, network))
+        self._handshakes[network][handshake] = None
+        handshake.add_done_callback(partial(self._end_handshake, network))
+
+    def _end_handshake(self, network: str, handshake: asyncio.Task[None]) -> None:
+        self._forget(network, handshake)
+        self.admit_waiting()
 
     def _made_room(self, network: str) -> bool:
         """Whether the network with the most handshakes lost its oldest one to `network`, which has fewer. In a storm of

@@ -92,6 +92,7 @@ class WebServer(uvicorn.Server):
         self.servers.append(cast(Any, door))
         hub.is_listener_full = lambda: door.is_full
         door.pending_hellos = lambda: hub.hello_queue.count
+        hub.hello_queue.place_freed = door.admit_waiting
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         tasks = [task for task in (self._listening, self._reporting) if task is not None]

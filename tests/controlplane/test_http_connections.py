@@ -136,7 +136,7 @@ async def test_one_network_has_so_many_connections_and_others_none_the_less() ->
 
 
 async def test_both_listeners_leave_half_of_the_open_files() -> None:
-    assert ConnectionLimits.of_files(512) == ConnectionLimits(http=128, per_network=64, handshakes=128)
+    assert ConnectionLimits.of_files(512) == ConnectionLimits(http=128, per_network=64, handshakes=128, waiting=64)
     assert ConnectionLimits.of_files(10**6) == ConnectionLimits()
 
 
@@ -144,10 +144,26 @@ async def test_who_still_introduces_himself_has_a_place_of_a_handshake() -> None
     async with listening(ConnectionLimits(handshakes=2)) as listener:
         pending_hellos = 2
         listener.door.pending_hellos = lambda: pending_hellos
-        reader, writer = await listener.connected()
-        assert await reader.read(1) == b"", "closed before anything was done for it"
-        writer.close()
-        pending_hellos = 1
         reader, writer = await listener.connected(REQUEST)
+        await eventually(lambda: listener.door.open)
+        assert not listener.limit.count, "nothing is done for it yet"
+        pending_hellos = 1
+        listener.door.admit_waiting()
         assert b"200 OK" in await reader.readuntil(b"ok")
         writer.close()
+
+
+async def test_a_connection_waits_for_a_place_for_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controlplane.connection_door.WAITS_FOR_S", 0.05)
+    async with listening(ConnectionLimits(handshakes=0)) as listener:
+        assert await said_until_its_end(await listener.connected(REQUEST)) == b""
+
+
+async def test_only_so_many_connections_wait_for_a_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controlplane.connection_door.WAITS_FOR_S", 600.0)
+    async with listening(ConnectionLimits(handshakes=0, waiting=1)) as listener:
+        first = await listener.connected(REQUEST)
+        await eventually(lambda: listener.door.open)
+        assert await said_until_its_end(await listener.connected(REQUEST)) == b""
+        listener.door.close()
+        assert await said_until_its_end(first) == b""

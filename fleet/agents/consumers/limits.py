@@ -201,6 +201,7 @@ class HelloQueue:
         self._ends: deque[float] = deque()
         self._next_place_at = now()
         self._line_ends_at = now()
+        self.place_freed: Callable[[], None] = lambda: None
 
     @property
     def has_waiting(self) -> bool:
@@ -225,6 +226,7 @@ class HelloQueue:
             del self._under_way[credential]
         self.count -= 1
         self._ends.append(self._now())
+        self.place_freed()
 
     def _next_place_s(self) -> float:
         now = self._now()
