@@ -84,7 +84,8 @@ class HttpConnection(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         self._limit.leave(self)
         super().handle_websocket_upgrade()
-        self.transport.get_protocol().ended = self._ended  # type: ignore[attr-defined]  # a WebSocketProtocol
+        socket = cast(Any, self.transport.get_protocol())  # a WebSocketProtocol
+        socket.ended, socket.certificate = self._ended, cast(Any, self.scope).get(PEER_CERTIFICATE)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_deadline()

@@ -39,6 +39,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     ended: Callable[[], None] = staticmethod(lambda: None)
     """Whom to tell once the connection has ended."""
+    certificate: Any = None
+    """The client's certificate as `ssl` decodes it; None if it showed none."""
     _was_heard = False
     """Whether the client has sent anything since the last ping was due."""
     _expected = b""
@@ -131,10 +133,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.handshake_complete = True
 
     async def run_asgi(self) -> None:
-        """The application learns from its scope what certificate was shown, as `ssl` decodes it; None: none was."""
-        encrypted = self.transport.get_extra_info("ssl_object")
-        cast(Any, self.scope)[PEER_CERTIFICATE] = encrypted.getpeercert() if encrypted is not None else None
-        cast(Any, self.scope)[EXPECT_MESSAGE] = self.expect
+        """Adds the client's certificate and `expect` to the scope of the application."""
+        cast(Any, self.scope).update({PEER_CERTIFICATE: self.certificate, EXPECT_MESSAGE: self.expect})
         await super().run_asgi()
 
 

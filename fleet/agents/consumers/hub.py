@@ -53,6 +53,7 @@ from kernel.refusals import Conflict
 FLUSH_EVERY_S = 1.0
 URGENT_PAUSE_S = 0.05
 """Collects related changes, such as those of a cell's ranks, into one write."""
+MANY_HELLOS = 20
 REVOKED_EVERY_S = 5.0
 PREFIXES_EVERY_S = 1.0
 SEND_LIMIT_S = 10.0
@@ -305,8 +306,9 @@ class AgentHub:
             await asyncio.gather(*(self._cut(session, "this host stores no reports") for session in sessions))
 
     def _note_quiet_sessions(self, now_s: float) -> None:
+        quiet_after_s = QUIET_AFTER.total_seconds()
         for session in self.sessions.values():
-            if not session.is_quiet and now_s - session.heard_at_s > QUIET_AFTER.total_seconds():
+            if not session.is_quiet and now_s - session.heard_at_s > quiet_after_s:
                 session.is_quiet = True
                 heard_at = clock.now() - timedelta(seconds=now_s - session.heard_at_s)
                 self._handler(session).on_quiet(session, heard_at)
@@ -353,8 +355,10 @@ class AgentHub:
                         version, message = messages[session.identity.id]
                         sending = self._send(session, version, self.causes.attach(session.identity.id, message))
                         session.sending = asyncio.create_task(sending)
-        # It reads all sessions. Under constant wake-ups the pause leaves half of the time to other work.
-        await asyncio.sleep(min(monotonic() - began, FLUSH_EVERY_S))
+        # It reads all sessions. Under constant wake-ups the pause leaves half of the time to other work, and while many
+        # agents connect, it collects some.
+        least_s = URGENT_PAUSE_S if self.hello_queue.count > MANY_HELLOS else 0.0
+        await asyncio.sleep(max(least_s, min(monotonic() - began, FLUSH_EVERY_S)))
 
     async def _send(self, session: AgentSession, version: int, message: DownMessage) -> None:
         """Runs as its own task, so that an agent that accepts no messages delays no other."""

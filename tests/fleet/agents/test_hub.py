@@ -9,7 +9,7 @@ import pytest_asyncio
 from asgiref.sync import sync_to_async
 from django.db import OperationalError, connections
 
-from engine_agent.protocol.codec import BadMessage
+from engine_agent.protocol.codec import BadMessage, encode
 from engine_agent.protocol.messages import DownMessage, Fault, Heartbeat, Observed, Report
 from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.agents.consumers import handlers
@@ -173,6 +173,22 @@ async def test_silence_on_an_open_connection_is_stored_with_its_beginning_and_so
     hub.receive(agent.session, Heartbeat(seq=1))
     back = await eventually(report_of("n-a", quiet=False))
     assert back.last_seen_at > silent.last_seen_at
+
+
+async def test_the_next_heartbeat_is_taken_from_the_connection_unless_it_matters(hub: AgentHub) -> None:
+    agent, expected = await joined(hub, Agent("n-a")), list[bytes]()
+    agent.session.expect_heartbeat = expected.append
+    hub.receive(agent.session, READY)
+    assert expected == [encode(Heartbeat(seq=1))]
+    assert not hub.take_heartbeat(agent.session), "so soon after another message, it counts towards the limits"
+    agent.session.heard_at_s = heard_at_s = agent.session.heard_at_s - 2
+    assert hub.take_heartbeat(agent.session)
+    assert agent.session.heard_at_s > heard_at_s
+    for changes in ({"is_quiet": True}, {"is_quiet": False, "is_cut": True}):
+        agent.session.heard_at_s = heard_at_s
+        for name, value in changes.items():
+            setattr(agent.session, name, value)
+        assert not hub.take_heartbeat(agent.session)
 
 
 @pytest.mark.parametrize("seq", [0, 2])
