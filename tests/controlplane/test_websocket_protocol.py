@@ -163,7 +163,12 @@ async def opened(takes: bool = True) -> tuple[WebSocketProtocol, Wire, Echo, lis
     await settle()
     application.received.clear()
     wire.sent = b""
-    protocol.expect(BEAT, lambda: taken.append("beat") is None and takes)
+
+    def take() -> bool:
+        taken.append("beat")
+        return takes
+
+    protocol.expect(BEAT, take)
     return protocol, wire, application, taken
 
 
