@@ -9,18 +9,23 @@ import logging
 import resource
 import socket
 import ssl
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from controlplane.refused_requests import RequestRefused, refuse
 from kernel.addresses import client_network, is_loopback
 
-WAITS_FOR_S = 8.0
-"""Longest wait for a place among the handshakes. An agent waits 10 s for the end of its handshake, and tries again at
-once if it is closed earlier, which costs both sides more than a wait."""
+WAITS_FOR_S = 4.0
+"""Longest wait for a place among the handshakes. It leaves an agent 6 of its 10 s for the handshake. Closing it earlier
+would cost both sides more than a wait."""
+HANDSHAKES_LEAST = 100
+HANDSHAKES_WITHIN_S, PACE_OVER_S = 2.5, 5.0
+"""So many handshakes run at the same time as end within `HANDSHAKES_WITHIN_S`, at the pace of the last `PACE_OVER_S`.
+More of them would all end late, on a slow host too late, and begin again."""
 PAUSE_S = 1.0
 """After `accept` failed, for example because the process has no free file."""
 
@@ -32,8 +37,8 @@ MakeProtocol = Callable[[Callable[[], None]], asyncio.Protocol]
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
-    """Of one listener. `http`: connections that are no WebSocket; `handshakes`: of TLS, at the same time; `waiting`:
-    connections that wait for a place among these.
+    """Of one listener. `http`: connections that are no WebSocket; `handshakes`: of TLS, at the same time, fewer on a
+    slow host; `waiting`: connections that wait for a place among these.
 
     1,000 of a network are three times what 300 agents behind one address have when each has just lost a connection and
     opens another."""
@@ -79,6 +84,8 @@ class ConnectionDoor:
         """Of each network, the oldest first."""
         self._waiting: dict[socket.socket, tuple[str, asyncio.TimerHandle]] = {}
         """Connections that wait for a handshake, with their network and the end of their wait, oldest first."""
+        self._ended_s: deque[float] = deque()
+        """When the handshakes of the last `PACE_OVER_S` ended."""
         self._accepting: asyncio.Task[None] | None = None
         self.open = Counter[str]()
         self.pending_hellos: Callable[[], int] = lambda: 0
@@ -108,7 +115,13 @@ class ConnectionDoor:
     @property
     def is_full(self) -> bool:
         """Whether further connections are closed because too many are on their way in."""
-        return sum(map(len, self._handshakes.values())) + self.pending_hellos() >= self._limits.handshakes
+        return sum(map(len, self._handshakes.values())) + self.pending_hellos() >= self._handshakes_most()
+
+    def _handshakes_most(self) -> int:
+        while self._ended_s and self._ended_s[0] < monotonic() - PACE_OVER_S:
+            self._ended_s.popleft()
+        paced = int(len(self._ended_s) * HANDSHAKES_WITHIN_S / PACE_OVER_S)
+        return min(max(paced, HANDSHAKES_LEAST), self._limits.handshakes)
 
     def _all_handshakes(self) -> list[asyncio.Task[None]]:
         return [handshake for each in self._handshakes.values() for handshake in each]
@@ -191,6 +204,7 @@ class ConnectionDoor:
                 ssl=self._context,
                 ssl_handshake_timeout=self._handshake_s,
             )
+            self._ended_s.append(monotonic())
         except (OSError, ssl.SSLError, asyncio.CancelledError) as error:
             connection.close()
             ended()

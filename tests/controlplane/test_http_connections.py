@@ -10,7 +10,7 @@ import pytest
 import uvicorn
 from uvicorn.server import ServerState
 
-from controlplane.connection_door import ConnectionDoor, ConnectionLimits
+from controlplane.connection_door import HANDSHAKES_LEAST, PACE_OVER_S, ConnectionDoor, ConnectionLimits
 from controlplane.http_connections import HttpConnectionLimit, http_connections
 from tests.engine_agent.fake_control_plane import eventually
 
@@ -167,3 +167,23 @@ async def test_only_so_many_connections_wait_for_a_place(monkeypatch: pytest.Mon
         assert await said_until_its_end(await listener.connected(REQUEST)) == b""
         listener.door.close()
         assert await said_until_its_end(first) == b""
+
+
+async def test_on_a_slow_host_fewer_handshakes_run_at_the_same_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr("controlplane.connection_door.monotonic", lambda: now_s)
+    async with listening(ConnectionLimits(handshakes=500)) as listener:
+        door, pending_hellos = listener.door, HANDSHAKES_LEAST
+        door.pending_hellos = lambda: pending_hellos
+        assert door.is_full, "nothing is known about its pace"
+        door._ended_s.extend([now_s] * 400)
+        assert not door.is_full
+        pending_hellos = 200
+        assert door.is_full
+        door._ended_s.extend([now_s] * 10_000)
+        assert not door.is_full
+        pending_hellos = 500
+        assert door.is_full
+        now_s += PACE_OVER_S + 1
+        pending_hellos = HANDSHAKES_LEAST
+        assert door.is_full
