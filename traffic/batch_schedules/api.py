@@ -68,7 +68,8 @@ class CreateBatchScheduleSerializer(ChangeBatchScheduleSerializer):
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
         fields = super().get_fields()
-        fields["key"].required = True
+        for name in ("name", "key"):
+            fields[name].required = True
         return {"name": fields.pop("name"), **fields}
 
 

@@ -71,7 +71,7 @@ class CreateBatchSinkSerializer(ChangeBatchSinkSerializer):
 
     def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
         fields = super().get_fields()
-        for name in ("tenant", "kind", "url"):
+        for name in ("name", "tenant", "kind", "url"):
             fields[name].required = True
         return {"name": fields.pop("name"), **fields}
 
