@@ -16,7 +16,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -172,10 +172,13 @@ def _note(seen: Seen, name: str, data: str) -> None:
 
 
 @contextlib.contextmanager
-def fleet(folder: Path, *, cells: int = CELLS, continues: bool = True, base: int = BASE_PORT) -> Iterator["Fleet"]:
-    """Cells and an ingress; `continues`: streams continue."""
+def fleet(
+    folder: Path, *, cells: int = CELLS, continues: bool = True, step_ms: float = CELL.decode_step_ms
+) -> Iterator["Fleet"]:
+    """Cells and an ingress; `continues`: streams continue; `step_ms`: between two tokens."""
+    base, parameters = BASE_PORT, replace(CELL, decode_step_ms=step_ms)
     with ExitStack() as stack:
-        all_cells = [KillableCell(folder, number, base + 20 + 10 * number, CELL) for number in range(cells)]
+        all_cells = [KillableCell(folder, number, base + 20 + 10 * number, parameters) for number in range(cells)]
         endpoints = [stack.enter_context(cell.running()) for cell in all_cells]
         for endpoint in endpoints:
             contenders.wait_until_it_answers(endpoint.port)
@@ -371,7 +374,8 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drain", type=int, default=0, metavar="STREAMS", help="drain a cell with so many instead")
     parser.add_argument("--without", action="store_true", help="without continuation")
     options = parser.parse_args()
-    with fleet(RESULTS / "runs" / "continuation", continues=not options.without) as running:
+    step_ms = 100.0 if options.drain else CELL.decode_step_ms
+    with fleet(RESULTS / "runs" / "continuation", continues=not options.without, step_ms=step_ms) as running:
         if options.drain:
             note("continuation", {"drain": options.drain, **uvloop.run(drain(running, options.drain))})
             return
