@@ -40,8 +40,10 @@ from kernel import wake_ups
 
 ALARM = "cloud-alarm"
 """Kind of the incident of an alarm that is not about one machine."""
-GROUP_TAG = "tag:aws:autoscaling:groupName"
-"""Filter by the tag that EC2 Auto Scaling sets."""
+GROUP_TAG = "aws:autoscaling:groupName"
+"""The tag that EC2 Auto Scaling sets."""
+GROUPS_PER_CALL = 200
+"""EC2's limit for values of a filter."""
 STATE = "ALARM"
 PAGE, PAGES_MOST = 100, 5
 SIGNATURES = (CLOUD_ALARM, CLOUD_ALARM_GRAVE)
@@ -55,7 +57,7 @@ def cloud_alarms(cloud: CloudRegion, now: datetime) -> None:
     unread = {"kind": UNREAD, "subject": f"{cloud.pk}/alarms"}
     try:
         seen = distinct(alarm for source in sources for alarm in _alarms_of(cloud, source))
-        groups = {name: _instances_of(cloud, name) for name in groups_named(seen)}
+        groups = _instances_by_group(cloud, groups_named(seen))
     except CallFailed as error:
         log.warning("alarms of region %s were not read: %s", cloud.pk, error)
         if isinstance(error, Refused) and not error.is_for_now:
@@ -86,12 +88,16 @@ def _alarms_of(cloud: CloudRegion, source: AlarmSource) -> Iterable[AlarmSeen]:
             return
 
 
-def _instances_of(cloud: CloudRegion, group: str) -> frozenset[str]:
-    """EC2 instances of an Auto Scaling group."""
-    found = pages("DescribeInstances", cloud.aws_region, Filters=[{"Name": GROUP_TAG, "Values": [group]}])
-    return frozenset(
-        one["InstanceId"] for page in found for reservation in page["Reservations"] for one in reservation["Instances"]
-    )
+def _instances_by_group(cloud: CloudRegion, groups: Sequence[str]) -> Mapping[str, set[str]]:
+    """EC2 instances of Auto Scaling groups."""
+    found: dict[str, set[str]] = {name: set() for name in groups}
+    for first in range(0, len(groups), GROUPS_PER_CALL):
+        named = [{"Name": f"tag:{GROUP_TAG}", "Values": list(groups[first : first + GROUPS_PER_CALL])}]
+        for page in pages("DescribeInstances", cloud.aws_region, Filters=named):
+            for one in (each for reservation in page["Reservations"] for each in reservation["Instances"]):
+                tags = {tag["Key"]: tag["Value"] for tag in one.get("Tags") or ()}
+                found.setdefault(tags.get(GROUP_TAG, ""), set()).add(one["InstanceId"])
+    return found
 
 
 def _follow_machines(
