@@ -43,7 +43,7 @@ ALLOWED: dict[str, str] = {
     "a few places, stages, types or second factors of one object": """
         dashboard/settings/factors.html fleet/autoscaling/autoscaling.html fleet/autoscaling/roles.html
         fleet/cells/probes.html fleet/cells/stack.html fleet/deployments/deployment.html fleet/deployments/fits.html
-        fleet/chains/chain.html
+        fleet/chains/chain.html fleet/requests/trace.html
         fleet/deployments/types.html fleet/faults/actions.html fleet/faults/impact.html fleet/machines/cell.html
         fleet/machines/machine.html fleet/quotas/shares.html fleet/regions/images.html fleet/regions/region.html
         fleet/rollouts/rollout.html models_registry/speculation/accepted.html models_registry/versions/cells.html
