@@ -80,7 +80,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if data[0] == _TEXT:
             return size == len(self._expected) and apply_mask(data[6:], data[2:6]) == self._expected and self._take()
         if data[0] == _PING:
-            self.transport.write(bytes((_PONG, size)) + apply_mask(data[6:], data[2:6]))
+            if self.writable.is_set():  # else the client reads no answers, and each would take memory
+                self.transport.write(bytes((_PONG, size)) + apply_mask(data[6:], data[2:6]))
             return True
         return False
 

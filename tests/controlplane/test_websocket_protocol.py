@@ -250,6 +250,18 @@ async def test_a_ping_is_answered_with_its_payload(payload: bytes) -> None:
     protocol.connection_lost(None)
 
 
+@pytest.mark.asyncio
+async def test_a_client_that_reads_no_answers_gets_none() -> None:
+    protocol, wire, _, _ = await opened()
+    protocol.pause_writing()
+    protocol.data_received(frame(b"ping", Opcode.PING))
+    assert wire.sent == b""
+    protocol.resume_writing()
+    protocol.data_received(frame(b"ping", Opcode.PING))
+    assert wire.sent.endswith(b"ping")
+    protocol.connection_lost(None)
+
+
 def test_missing_bytes_counts_to_the_end_of_a_frame() -> None:
     for size in (0, 1, 125, 126, 65_535, 65_536):
         whole = frame(b"x" * size)
