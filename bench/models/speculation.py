@@ -26,11 +26,11 @@ ROUNDS = {1: 4, 2: 3, 4: 2, 8: 2, 16: 1}
 
 
 class Worker:
-    """One engine in a separate process that reads and writes lines of JSON."""
+    """`serve` of a bench in a separate process, which reads and writes lines of JSON."""
 
-    def __init__(self, python: Path, arguments: Sequence[str]) -> None:
+    def __init__(self, python: Path, arguments: Sequence[str], module: str = "bench.models.speculation") -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
-        command = [str(python), "-c", "from bench.models.speculation import serve; serve()", *arguments]
+        command = [str(python), "-c", f"from {module} import serve; serve()", *arguments]
         self._process = subprocess.Popen(
             command, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
