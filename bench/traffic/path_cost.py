@@ -26,9 +26,30 @@ from bench.traffic.proxies import PROMPT, WHOLE, BenchFleet, wire_ask, wire_buil
 
 BASE_PORT = 28000
 PORTS_EACH = 50
-REQUESTS_PER_S, STREAMS_PER_S = 400, 20
 STREAM: dict[str, Any] = {**PROMPT, "stream": True, "max_tokens": 100, "seed": 10_000}
 """100 chunks, 10 ms apart. The price of a chunk has a hundredth of that of its request."""
+FLOOD: dict[str, Any] = {**STREAM, "seed": 2_000}
+
+
+@dataclass(frozen=True)
+class Load:
+    """`how`: `rate` with `count` a second, or `closed` with `count` connections. `share` of the seconds of a round."""
+
+    name: str
+    how: str
+    count: int
+    body: dict[str, Any]
+    unit: str
+    share: float = 1.0
+
+
+LOADS = (
+    Load("request, 400/s", "rate", 400, WHOLE, "requests"),
+    Load("chunk, 2,000/s", "rate", 20, STREAM, "events"),
+    Load("request, 64 at once", "closed", 64, WHOLE, "requests", 0.25),
+    Load("chunk, 64 streams at once", "closed", 64, FLOOD, "events", 0.5),
+)
+"""At a fixed rate most wake-ups find one request or chunk, and cold caches. With many at once they find several."""
 
 
 @dataclass(frozen=True)
@@ -76,15 +97,13 @@ def used_s(path: RunningPath) -> dict[str, float]:
 
 def measure(program: Path, path: RunningPath, seconds: float) -> list[dict[str, Any]]:
     rows = []
-    for kind, count, body, unit in (
-        ("request", REQUESTS_PER_S, WHOLE, "requests"),
-        ("chunk", STREAMS_PER_S, STREAM, "events"),
-    ):
+    for load in LOADS:
         before = used_s(path)
-        seen = wire_ask(program, "rate", path.port, count, seconds, body)
-        us = {name: 1e6 * (now - before[name]) / max(1, getattr(seen, unit)) for name, now in used_s(path).items()}
-        rows.append({"path": path.name, "kind": kind, "units": getattr(seen, unit), "errors": seen.errors, "us": us})
-        time.sleep(0.1)
+        seen = wire_ask(program, load.how, path.port, load.count, seconds * load.share, load.body)
+        units = getattr(seen, load.unit)
+        us = {name: 1e6 * (now - before[name]) / max(1, units) for name, now in used_s(path).items()}
+        rows.append({"path": path.name, "load": load.name, "units": units, "errors": seen.errors, "us": us})
+        time.sleep(0.2)
     return rows
 
 
@@ -96,18 +115,20 @@ def report(rows: list[dict[str, Any]]) -> str:
         parts = list(own[0]["us"])
         for part in (*parts, *(["all"] if len(parts) > 1 else [])):
             cells = []
-            for kind in ("request", "chunk"):
+            for load in LOADS:
                 found = sorted(
-                    sum(row["us"].values()) if part == "all" else row["us"][part] for row in own if row["kind"] == kind
+                    sum(row["us"].values()) if part == "all" else row["us"][part]
+                    for row in own
+                    if row["load"] == load.name
                 )
                 cells.append(f"{statistics.median(found):.1f} ({found[0]:.1f} to {found[-1]:.1f})")
             lines.append([f"{name}: {part}", *cells, str(sum(row["errors"] for row in own))])
-    return table(["path and part", "µs a request", "µs a chunk", "errors"], lines)
+    return table(["µs of CPU time", *(load.name for load in LOADS), "errors"], lines)
 
 
 def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each of the two measurements of a round")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of the longest measurement of a round")
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="other checkouts, whose paths run in turns")
     parser.add_argument("--plain", action="store_true", help="without TLS between ingress and cell proxy")
     parser.add_argument("--peer", default="", help="a router from PyPI to measure in the same run")
@@ -129,7 +150,7 @@ def main(parser: argparse.ArgumentParser) -> None:
         for turn in range(options.rounds):
             for path in paths[turn % len(paths) :] + paths[: turn % len(paths)]:
                 for row in measure(program, path, options.seconds):
-                    row |= {"at": time.time(), "load": os.getloadavg()[0]}
+                    row |= {"at": time.time(), "load_average": os.getloadavg()[0]}
                     rows.append(row)
                     note("path_cost", row)
     print(report(rows))
