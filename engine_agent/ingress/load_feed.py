@@ -65,6 +65,8 @@ class LoadFeed:
         self._pools: dict[str, _Pool] = {}
         self._ingresses: tuple[str, ...] = ()
         self._followed: DesiredHaproxy | None = None
+        self._news = asyncio.Event()
+        """Reports that are not applied."""
         self.reports_total = 0
         self.changes_total = 0
 
@@ -90,7 +92,9 @@ class LoadFeed:
         """Applies reports until cancelled."""
         try:
             while True:
-                await asyncio.sleep(BUSY_EVERY_S)
+                await self._news.wait()
+                await asyncio.sleep(BUSY_EVERY_S)  # for the reports of other cells
+                self._news.clear()
                 await self._apply()
         finally:
             for pool in self._pools.values():
@@ -159,6 +163,7 @@ class LoadFeed:
         cell.load, cell.is_new = load, True
         cell.turn += 1
         self.reports_total += 1
+        self._news.set()
         return True
 
 
