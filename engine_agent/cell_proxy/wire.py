@@ -142,7 +142,8 @@ def request_head(head: RequestHead, *, host: bytes, framing: bytes, own: Iterabl
     """The head that the engine gets. `framing`: one header line, or empty for a request without a body. `own`: headers
     of the proxy."""
     lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (head.method, head.target, host)]
-    lines += [b"%b: %b\r\n" % pair for pair in _end_to_end(head.headers)]
+    dropped = _REQUEST_OWN | _hop_by_hop(head.headers) if b"connection" in head.named else _REQUEST_OWN
+    lines += [b"%b: %b\r\n" % pair for pair in head.headers if pair[0] not in dropped]
     if head.exchange:
         lines.append(b"%b: %b\r\n" % (EXCHANGE_HEADER, head.exchange))
     lines += [b"%b: %b\r\n" % pair for pair in own]
@@ -186,9 +187,7 @@ def chunk(data: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
 
 
-def _end_to_end(headers: Headers) -> Headers:
-    kept = [pair for pair in headers if pair[0] not in _REQUEST_OWN]
-    hop_by_hop = {
-        token.strip().lower() for name, value in headers if name == b"connection" for token in value.split(b",")
-    }
-    return [pair for pair in kept if pair[0] not in hop_by_hop] if hop_by_hop else kept
+def _hop_by_hop(headers: Headers) -> set[bytes]:
+    """The names that Connection headers declare to be hop-by-hop."""
+    values = (value for name, value in headers if name == b"connection")
+    return {token.strip().lower() for value in values for token in value.split(b",")}
