@@ -134,11 +134,13 @@ class HaproxySupervisor:
         """Restarts a HAProxy that exited or hangs. Only commands of earlier passes count, because a late pass has sent
         none meanwhile."""
         now_s = self._awake.now_s()
-        if self.process.is_alive() and self._watchdog.is_silent(now_s):
+        is_alive = self.process.is_alive()
+        if is_alive and self._watchdog.is_silent(now_s):
             silent_s, asked = self._watchdog.silent_s(now_s), self._watchdog.unanswered
             self._note_problem(f"no response to {asked} commands in {silent_s:.0f} s: killed")
             await self.process.kill()
-        if self.process.is_alive():
+            is_alive = self.process.is_alive()
+        if is_alive:
             return
         self.running = None
         if self._restarts.note_exit(_now_s(), random.random()):
