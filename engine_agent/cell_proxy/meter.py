@@ -250,7 +250,9 @@ class Meter:
 
     def realtime_latency(self, now: float) -> RealtimeLatency:
         """Latency of real-time requests since the last step of the batch window."""
-        meter = self.of(ServingClass.REALTIME)
+        meter = self.classes.get(ServingClass.REALTIME)
+        if meter is None:
+            return RealtimeLatency()
         return RealtimeLatency(
             _p95(meter.ttft.recent(now, STEER_EVERY_S), MIN_TTFTS), _p95(meter.itl.recent(now, STEER_EVERY_S), MIN_ITLS)
         )

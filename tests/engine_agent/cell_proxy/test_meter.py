@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_agent.cell_proxy.admission import RequestMetadata
+from engine_agent.cell_proxy.batch_window import RealtimeLatency
 from engine_agent.cell_proxy.meter import Meter, SlidingHistogram, Usage, cumulative
 from engine_agent.cell_proxy.usage_rows import FORGET_AFTER_S, UsageCounts, UsageRows
 from engine_agent.protocol.load_messages import OTHER_TENANTS, Load, UsageRow
@@ -18,7 +19,9 @@ BATCH = RequestMetadata(ServingClass.BATCH, "acme", key="0a0b0c0d")
 
 
 def test_without_requests_there_are_no_percentiles() -> None:
-    assert Meter(0.0).load(100.0, in_flight=0, max_concurrency=4) == Load()
+    meter = Meter(0.0)
+    assert meter.realtime_latency(100.0) == RealtimeLatency()
+    assert meter.load(100.0, in_flight=0, max_concurrency=4) == Load()
 
 
 def test_tokens_per_second_cover_the_time_that_was_seen_and_at_most_thirty_seconds() -> None:
