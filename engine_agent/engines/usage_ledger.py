@@ -157,7 +157,8 @@ KEPT = 4096
 @dataclass(frozen=True, slots=True)
 class SequenceTokens:
     """Tokens of one sequence. Sequences of the same `prompt` (any name) share it; `is_read`: it was computed.
-    `dropped_tokens` were generated and are part of no answer."""
+    `dropped_tokens` were generated and are part of no answer. `unread_tokens` are part of a prompt, and in no counter
+    of the engine."""
 
     prompt: str
     prompt_tokens: int
@@ -165,6 +166,7 @@ class SequenceTokens:
     cached_tokens: int = 0
     completion_tokens: int = 0
     dropped_tokens: int = 0
+    unread_tokens: int = 0
 
 
 class Sequence(Protocol):
@@ -229,6 +231,7 @@ def added(sequences: Iterable[SequenceTokens]) -> tuple[ExchangeUsage, CountedAp
     for each in sequences:
         completion += each.completion_tokens
         dropped += each.dropped_tokens
+        again -= each.unread_tokens
         if not each.is_read:
             continue
         if each.prompt in read:

@@ -162,6 +162,13 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
             "test_an_engine_finds_what_a_killed_one_has_computed",
         ),
     },
+    "streams that another cell began": {
+        "vllm": (
+            f"{AGENT}/engines/vllm/continuation/test_real_continuation.py",
+            "test_a_stream_continues_as_if_it_was_not_cut",
+        ),
+        "sim": (f"{AGENT}/engines/sim/test_continuing.py", "test_a_repeat_gives_the_same_events_and_usage"),
+    },
     "a dead engine leaves the cell unhealthy": {
         "vllm": (VLLM, "when_its_core_is_killed_the_engine_is_unhealthy_and_ends"),
         "llama-cpp": (LLAMA_CPP, "a_dead_engine_is_seen"),

@@ -15,6 +15,7 @@ from typing import Any
 
 from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS, is_batch, urgent_prompt_tokens
 from engine_agent.engines.vllm import vllm_versions
+from engine_agent.engines.vllm.continuation.core import patch_core
 
 TOKENS_VARIABLE = "SWITCHYARD_BATCH_PROMPT_TOKENS"
 """Passes the limit from the launcher to the core, because vLLM has no option for it."""
@@ -124,6 +125,7 @@ def class_aware_scheduler(**given: Any) -> Any:
     from vllm.v1.core.sched.scheduler import Scheduler
     from vllm.v1.request import Request
 
+    patch_core()  # vLLM's own executors do not
     config = given["vllm_config"]
     base = AsyncScheduler if config.scheduler_config.async_scheduling else Scheduler
     if why := vllm_versions.why_no_class_order(config, given["kv_cache_config"], Scheduler, Request):

@@ -46,6 +46,7 @@ from engine_agent.engines.vllm.cell.worker import (
     workers_meet_in,
     workers_per_node,
 )
+from engine_agent.engines.vllm.continuation.core import patch_core
 from engine_agent.engines.vllm.steps import (
     OwnSteps,
     Step,
@@ -63,6 +64,7 @@ class OneProcessExecutor(UniProcExecutor):  # type: ignore[misc]  # no types
 
     def _init_executor(self) -> None:
         vllm_versions.adjust_torch(torch)
+        patch_core()
         self._steps = OwnSteps(runtime_folder()) if current_platform.is_cpu() else None
         self._sequences, self._spent_s = 0, 0.0
         super()._init_executor()
@@ -94,6 +96,7 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # no types
 
     def _init_executor(self) -> None:
         vllm_versions.adjust_torch(torch)
+        patch_core()
         self._held: Any = None
         self._link: LeaderLink | None = None
         self._local: LocalWorkers | None = None

@@ -225,10 +225,12 @@ class VllmSequence:
         self._engine = engine
 
     def tokens(self) -> SequenceTokens:
-        """See `Sequence`. Usage counts the detokenizer's tokens; the metrics also count those behind a stop string of
-        several tokens."""
+        """See `Sequence`. Usage counts the detokenizer's tokens without those of another engine; the metrics also count
+        those behind a stop string of several tokens. An answer that was complete was never read, but its usage has the
+        prompt (`continuation.replay`)."""
         state = self._state
-        completion = state.detokenizer.num_output_tokens() if state.detokenizer is not None else 0
+        repeated = getattr(state, "repeated_tokens", 0)
+        completion = state.detokenizer.num_output_tokens() - repeated if state.detokenizer is not None else 0
         generated = state.stats.num_generation_tokens if state.stats is not None else completion
         return SequenceTokens(
             prompt=state.parent_req.request_id if state.parent_req is not None else state.request_id,
@@ -237,6 +239,7 @@ class VllmSequence:
             cached_tokens=state.num_cached_tokens or 0,
             completion_tokens=completion,
             dropped_tokens=max(0, generated - completion),
+            unread_tokens=state.prompt_len + repeated if getattr(state, "was_complete", False) else 0,
         )
 
     @property

@@ -80,7 +80,8 @@ IDLE_SLEEP = "engine_agent.engines.vllm.idle_sleep.IdleSleep"
 STEPS_PAGE = "engine_agent.engines.vllm.middleware.StepsPage"
 CLASS_SCHEDULER = "engine_agent.engines.vllm.class_scheduler.class_aware_scheduler"
 USAGE_LEDGER = "engine_agent.engines.vllm.middleware.VllmUsageLedger"
-"""It depends on internals of this version of vLLM, so other builds do not use it."""
+CONTINUATIONS = "engine_agent.engines.vllm.continuation.middleware.Continuations"
+"""Both depend on internals of this version of vLLM, so other builds do not use them."""
 CHOOSES_EXECUTOR = (
     "--distributed-executor-backend",
     "--tensor-parallel-size",
@@ -295,7 +296,7 @@ def run_vllm(argv: Sequence[str], shutdown_hook: Callable[[], None]) -> None:
 
 # The option came with vLLM 0.18: https://github.com/vllm-project/vllm/pull/34730.
 OWN_SERVER = Server(
-    ("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S), "--middleware", USAGE_LEDGER),
+    ("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S), "--middleware", CONTINUATIONS, "--middleware", USAGE_LEDGER),
     run_vllm,
     CLASS_SCHEDULER,
     EXTENSION,

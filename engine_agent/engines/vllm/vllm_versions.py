@@ -108,6 +108,27 @@ def why_no_class_order(config: Any, kv_cache: Any, scheduler: type[Any], request
     return ""
 
 
+CLIENT_ADDS = ("self", "request", "prompt", "parent_req", "index", "queue")
+"""Parameters of `AsyncLLM._add_request`."""
+PROCESSOR_HAS = ("abort_requests", "add_request", "has_request", "process_outputs", "request_states", "tracing_enabled")
+OUTPUT_HAS = ("request_id", "new_token_ids", "finish_reason", "stop_reason")
+
+
+def why_no_continuation(client: Any, processor: type[Any], queue: type[Any], output: type[Any]) -> str:
+    """Returns why the server of this vLLM cannot process tokens of another engine; empty if it can. Arguments are
+    `AsyncLLM`, `OutputProcessor`, `RequestOutputCollector` and `EngineCoreOutput`. It sees missing names only: a test
+    compares the code of all functions that a continuation depends on with the code that was read."""
+    missing = [
+        f"AsyncLLM.{name}" for name in ("generate", "_add_request", "check_admission") if not hasattr(client, name)
+    ]
+    if not missing and tuple(inspect.signature(client._add_request).parameters) != CLIENT_ADDS:
+        missing.append(f"AsyncLLM._add_request({', '.join(CLIENT_ADDS[1:])})")
+    missing += [f"OutputProcessor.{name}" for name in PROCESSOR_HAS if name not in _names_of(processor)]
+    missing += [f"RequestOutputCollector.{name}" for name in ("get_nowait",) if not hasattr(queue, name)]
+    missing += [f"EngineCoreOutput.{name}" for name in OUTPUT_HAS if name not in output.__annotations__]
+    return f"this vLLM has no {', '.join(missing)}" if missing else ""
+
+
 def _names_of(kind: type[Any]) -> set[str]:
     return {*dir(kind), *kind.__init__.__code__.co_names}
 

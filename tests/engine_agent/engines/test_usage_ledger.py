@@ -107,6 +107,8 @@ async def test_a_prompt_counts_once_for_all_its_answers_and_the_engines_counters
         sequence("c", 40, read=False),
     ]
     assert added(each.tokens() for each in several) == (ExchangeUsage(30, 4, 6), CountedApart(10, 1))
+    complete = sequence("d", 10, unread_tokens=15)
+    assert added([complete.tokens()]) == (ExchangeUsage(10, 0, 0), CountedApart(-15, 0))
 
 
 async def test_the_answer_says_how_long_its_prompts_are_and_the_usage_can_be_asked_for_afterwards() -> None:
