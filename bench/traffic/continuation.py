@@ -131,6 +131,8 @@ async def read_stream(http: httpx.AsyncClient, port: int, name: str, number: int
         async with http.stream(
             "POST", f"http://127.0.0.1:{port}{dialect.path}", json=dialect.request(number)
         ) as answer:
+            if answer.status_code != 200:
+                seen.error = f"status {answer.status_code}: {(await answer.aread())[:200]!r}"
             async for line in answer.aiter_lines():
                 before, last = last, monotonic()
                 if seen.shape:
@@ -212,7 +214,7 @@ class Fleet:
 
     async def relay_counts(self) -> Counter[str]:
         totals: Counter[str] = Counter()
-        for socket in sorted((self.home / "relay").glob("*.sock")):
+        for socket in sorted((self.home / "relay").glob("[0-9].sock")):
             transport = httpx.AsyncHTTPTransport(uds=str(socket))
             async with httpx.AsyncClient(transport=transport, base_url="http://relay") as http:
                 totals.update((await http.get("/switchyard/relay")).json())
@@ -257,7 +259,7 @@ async def measure(fleet: Fleet, name: str, streams: int, at_once: int, every_s: 
         await fleet.is_whole(http)
         expected = [await read_stream(http, fleet.port, name, number) for number in range(8)]
         if any(seen.error or not seen.ended for seen in expected):
-            raise SystemExit(f"an undisturbed stream failed: {expected[0]}")
+            raise SystemExit(f"undisturbed streams failed: {[(seen.error, len(seen.shape)) for seen in expected]}")
         before, counts, cpu = await fleet.counted(), await fleet.relay_counts(), cpu_s(fleet.relays())
         places = asyncio.Semaphore(at_once)
 

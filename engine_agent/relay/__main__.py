@@ -13,8 +13,8 @@ import uvloop
 from engine_agent.protocol.log_lines import configure_logging
 from engine_agent.relay.server import RelayServer
 
-HAPROXY_SOCKET: Final = "parsed.sock"
-"""Where HAProxy takes attempts, in the folder above that of the relays."""
+HAPROXY_SOCKET: Final = "attempts.sock"
+"""Where HAProxy takes attempts, in the folder of the relays."""
 
 
 def main(arguments: list[str]) -> int:
@@ -27,7 +27,7 @@ def main(arguments: list[str]) -> int:
     configure_logging(os.environ, "switchyard-relay")
     os.chdir(options.socket.parent)  # names of sockets may have 108 bytes only
     gc.freeze()
-    uvloop.run(RelayServer(Path(options.socket.name), Path("..") / HAPROXY_SOCKET, options.max_body_bytes).run())
+    uvloop.run(RelayServer(Path(options.socket.name), Path(HAPROXY_SOCKET), options.max_body_bytes).run())
     return 0
 
 
