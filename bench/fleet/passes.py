@@ -13,8 +13,8 @@ A second table has the flight recorder's part of the passes of each loop that it
 bytes. In the phase *steer*, the autopilot moves the shares of three deployments each second, and the autoscaler changes
 the cells of one in every region, in shadow mode.
 
-`--lost-regions 3` instead makes all nodes of three of the ten regions silent at once, for so long that a pass finds all
-their cells lost."""
+`--lost-regions 3` instead makes all nodes of three of the ten regions silent together, for so long that a pass finds
+all their cells lost."""
 
 import argparse
 import logging
