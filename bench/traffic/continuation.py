@@ -37,10 +37,7 @@ CELLS, PLACES, TOKENS = 3, 256, 200
 CELL = ModelParameters(decode_step_ms=25, decode_step_per_seq_ms=0, max_num_seqs=PLACES, prefill_tokens_per_s=1e6)
 VERSION = "1"
 _PROMPT = "Tell me about number"
-_DIFFERENT = re.compile(
-    r'"(?:created|created_at|cached_tokens|cache_read_input_tokens|input_tokens)":\d+|"(?:id|item_id)":"[^"]*"'
-)
-"""Parts of events that differ between two undisturbed runs: ids, times, and tokens that a cell had cached."""
+_TIMES = re.compile(r'"(?:created|created_at)":\d+|"(?:id|item_id)":"[^"]*"')
 
 
 @dataclass(frozen=True)
@@ -134,12 +131,11 @@ async def read_stream(http: httpx.AsyncClient, port: int, name: str, number: int
             if answer.status_code != 200:
                 seen.error = f"status {answer.status_code}: {(await answer.aread())[:200]!r}"
             async for line in answer.aiter_lines():
-                before, last = last, monotonic()
-                if seen.shape:
-                    seen.longest_pause_s = max(seen.longest_pause_s, last - before)
+                now, last = last, monotonic()
                 if not line.startswith("data: "):
                     seen.error = seen.error or ("a mark reached the client" if line.startswith(":") else "")
                     continue
+                seen.longest_pause_s = max(seen.longest_pause_s, last - now) if seen.shape else 0.0
                 _note(seen, name, line.removeprefix("data: "))
     except httpx.HTTPError as error:
         seen.error = seen.error or type(error).__name__
@@ -150,7 +146,7 @@ def _note(seen: Seen, name: str, data: str) -> None:
     if data == "[DONE]":
         seen.ended = True
         return
-    seen.shape.append(_DIFFERENT.sub("", data))
+    seen.shape.append(_TIMES.sub("", data))
     body = json.loads(data)
     if body.get("error"):
         seen.error = str(body["error"].get("code") or body["error"].get("type"))
@@ -169,8 +165,7 @@ def _note(seen: Seen, name: str, data: str) -> None:
         seen.text += body["delta"].get("text", "") if kind == "content_block_delta" else ""
         seen.ended = seen.ended or kind == "message_stop"
         if kind == "message_delta":
-            cached = body["usage"]["cache_read_input_tokens"]
-            seen.usage = body["usage"]["input_tokens"] + cached, body["usage"]["output_tokens"]
+            seen.usage = body["usage"]["input_tokens"], body["usage"]["output_tokens"]
 
 
 @contextlib.contextmanager
@@ -204,13 +199,6 @@ class Fleet:
             for each in psutil.process_iter(["cmdline"])
             if "engine_agent.relay" in (each.info["cmdline"] or ()) and place in " ".join(each.info["cmdline"])
         ]
-
-    async def is_whole(self, http: httpx.AsyncClient) -> None:
-        """Waits until all cells are healthy."""
-        async with asyncio.timeout(60):
-            for cell in self.cells:
-                while not (await cell.ask(http, "/status"))["health"]["ok"]:  # noqa: ASYNC110 - another process
-                    await asyncio.sleep(0.1)
 
     async def relay_counts(self) -> Counter[str]:
         totals: Counter[str] = Counter()
@@ -256,7 +244,6 @@ async def measure(fleet: Fleet, name: str, streams: int, at_once: int, every_s: 
     """All streams of a dialect, undisturbed and then with kills."""
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
     async with httpx.AsyncClient(timeout=120, limits=limits) as http:
-        await fleet.is_whole(http)
         expected = [await read_stream(http, fleet.port, name, number) for number in range(8)]
         if any(seen.error or not seen.ended for seen in expected):
             raise SystemExit(f"undisturbed streams failed: {[(seen.error, len(seen.shape)) for seen in expected]}")

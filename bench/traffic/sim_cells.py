@@ -84,6 +84,7 @@ def proxy_command(name: Sequence[str], ports: Ports, max_concurrency: int) -> tu
         *("--port", str(ports.proxy), "--admin-port", str(ports.proxy_admin)),
         *("--engine", f"http://127.0.0.1:{ports.engine}"),
         *("--model", contenders.MODEL, "--max-concurrency", str(max_concurrency), "--no-access-log"),
+        *("--priorities", "--orders-classes"),  # as a node starts it for this engine
     )
 
 
