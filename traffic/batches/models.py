@@ -57,6 +57,7 @@ class Batch(models.Model):
     - `fence` numbers the leases on the batch itself, for validating and finalizing; `turn_at` is the last one.
       `validations` counts leases in a row whose validation failed.
     - `validated_lines` and `validated_bytes`, of `input_bytes`, are the progress of its validation.
+    - `merged` is the progress of finalizing a long one (`planning.batch.Merged`).
     - `lines_by_model` is an estimate from the first line until the batch is validated; `lines` is its sum.
     - `expired`: the time ran out before all lines were done.
     - Counts are exact once the batch has ended; until then, add those of its ranges.
@@ -90,6 +91,7 @@ class Batch(models.Model):
     validations = models.PositiveSmallIntegerField(default=0)
     validated_lines = models.PositiveIntegerField(default=0)
     validated_bytes = models.PositiveBigIntegerField(default=0)
+    merged = models.JSONField(default=dict)
     lines = models.PositiveIntegerField(default=0)
     completed = models.PositiveIntegerField(default=0)
     failed = models.PositiveIntegerField(default=0)

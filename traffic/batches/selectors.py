@@ -149,7 +149,7 @@ def deliveries_of(batches: Iterable[Batch]) -> dict[str, list[dict[str, Any]]]:
     found: dict[str, list[dict[str, Any]]] = {batch.id: [] for batch in batches}
     for row in BatchDelivery.objects.filter(batch__in=list(found)).order_by("id"):
         shown = {"name": row.sink_id, "status": row.state, "lines": row.lines, "dead_letters": row.dead}
-        found[row.batch_id].append({**shown, "reason": row.reason or None})
+        found[str(row.batch_id)].append({**shown, "reason": row.reason or None})
     return found
 
 

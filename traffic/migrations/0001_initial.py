@@ -70,6 +70,7 @@ class Migration(migrations.Migration):
                 ('validations', models.PositiveSmallIntegerField(default=0)),
                 ('validated_lines', models.PositiveIntegerField(default=0)),
                 ('validated_bytes', models.PositiveBigIntegerField(default=0)),
+                ('merged', models.JSONField(default=dict)),
                 ('lines', models.PositiveIntegerField(default=0)),
                 ('completed', models.PositiveIntegerField(default=0)),
                 ('failed', models.PositiveIntegerField(default=0)),
@@ -1017,6 +1018,9 @@ class Migration(migrations.Migration):
                 ('state', models.CharField(choices=[('pending', 'Pending'), ('delivered', 'Delivered'), ('failed', 'Failed'), ('skipped', 'Skipped')], default='pending', max_length=16)),
                 ('reason', models.TextField(blank=True)),
                 ('in_errors', models.BooleanField(default=False)),
+                ('grouped_at', models.DateTimeField(null=True)),
+                ('output_name', models.CharField(blank=True, max_length=120)),
+                ('error_name', models.CharField(blank=True, max_length=120)),
                 ('position', models.PositiveBigIntegerField(default=0)),
                 ('part', models.PositiveIntegerField(default=0)),
                 ('lines', models.PositiveBigIntegerField(default=0)),
@@ -1026,7 +1030,7 @@ class Migration(migrations.Migration):
                 ('fence', models.PositiveIntegerField(default=0)),
                 ('due_at', models.DateTimeField()),
                 ('ended_at', models.DateTimeField(null=True)),
-                ('batch', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='deliveries', to='traffic.batch')),
+                ('batch', models.ForeignKey(null=True, on_delete=django.db.models.deletion.CASCADE, related_name='deliveries', to='traffic.batch')),
                 ('sink', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='deliveries', to='traffic.batchsink')),
             ],
             options={
@@ -1034,6 +1038,24 @@ class Migration(migrations.Migration):
                 'indexes': [models.Index(condition=models.Q(('state', 'pending')), fields=['due_at'], name='batch_delivery_due')],
                 'constraints': [models.UniqueConstraint(fields=('batch', 'sink'), name='delivery_once')],
             },
+        ),
+        migrations.AddField(
+            model_name='asyncrequest',
+            name='sink',
+            field=models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='requests', to='traffic.batchsink'),
+        ),
+        migrations.AddField(
+            model_name='asyncrequest',
+            name='delivery',
+            field=models.ForeignKey(db_index=False, null=True, on_delete=django.db.models.deletion.SET_NULL, related_name='requests', to='traffic.batchdelivery'),
+        ),
+        migrations.AddIndex(
+            model_name='asyncrequest',
+            index=models.Index(condition=models.Q(('delivery', None), ('sink__isnull', False)), fields=['sink', 'ended_at'], name='async_ungrouped'),
+        ),
+        migrations.AddIndex(
+            model_name='asyncrequest',
+            index=models.Index(condition=models.Q(('delivery__isnull', False)), fields=['delivery'], name='async_of_delivery'),
         ),
         *_BY_HAND,
     ]

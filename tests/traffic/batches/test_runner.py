@@ -33,8 +33,11 @@ from tests.traffic.rows import (
 )
 from traffic.batches.models import Batch, BatchRange
 from traffic.batches.planning.batch import BatchSettings
+from traffic.batches.planning.lines import Outcome
+from traffic.batches.services import finalizing
 from traffic.batches.services.batch import batch_end_early
-from traffic.files.services.store import StoreAway, file_store
+from traffic.batches.services.ranges import range_outcomes
+from traffic.files.services.store import FileStore, StoreAway, file_store
 from traffic.routing.services.tables import tables_publish
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio, pytest.mark.slow]
@@ -204,13 +207,32 @@ async def test_lines_of_several_models_are_sent_apart_and_counted_by_model(ingre
 
 
 async def test_a_long_input_is_split_and_has_one_outcome_per_line(ingress: Receiver) -> None:
-    small = replace(SOON, shard_lines=5, validation_turn_s=0.0)
+    small = replace(SOON, shard_lines=5, turn_s=0.0)
     batch = await done(jsonl(*(line(number) for number in range(23))), ingress, settings=small)
     assert (batch.state, batch.errors) == ("completed", [])
     assert (batch.lines, batch.completed, batch.validated_lines) == (23, 23, 23)
     assert Counter(each["custom_id"] for each in results(batch.output_file_id)) == Counter(
         f"id-{number}" for number in range(23)
     )
+
+
+async def test_a_killed_process_costs_one_part_of_the_results(ingress: Receiver) -> None:
+    small = replace(SOON, part_ranges=2, turn_s=0.0, lease_s=0.5)
+    read: Counter[int] = Counter()
+
+    def reading(store: FileStore, batch_id: str, number: int, fences: int) -> Iterator[Outcome]:
+        read[number] += 1
+        if number == 5 and read[number] == 1:
+            raise StoreAway("killed")
+        return range_outcomes(store, batch_id, number, fences)
+
+    with mock.patch.object(finalizing, "range_outcomes", reading):
+        batch = await done(jsonl(*(line(number) for number in range(27))), ingress, settings=small)
+    assert (batch.state, batch.completed, batch.output_tokens, batch.merged) == ("completed", 27, 27, {})
+    assert read == {0: 1, 1: 1, 2: 1, 3: 1, 4: 2, 5: 2, 6: 1}
+    found = Counter(each["custom_id"] for each in results(batch.output_file_id))
+    assert found == Counter(f"id-{number}" for number in range(27))
+    assert list(file_store().names("batches")) == []
 
 
 async def test_an_id_that_is_in_two_shards_fails_the_batch_with_its_line(ingress: Receiver) -> None:

@@ -7,8 +7,9 @@ less the time that the remaining lines take at the present rate; a higher priori
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -91,8 +92,10 @@ class BatchSettings:
     shard_lines: int = 50_000
     shard_bytes: int = 64 * 1024 * 1024
     """Size of a shard, which is validated in memory as a whole."""
-    validation_turn_s: float = 5.0
-    """After this time another batch may be validated between two shards."""
+    part_ranges: int = 250
+    """Ranges that are merged in one step while a batch is finalized: at most 50,000 lines."""
+    turn_s: float = 5.0
+    """After this time another batch may be validated or finalized, between two shards or parts."""
     max_line_bytes: int = 1024 * 1024
     """Same limit as near-real-time requests."""
     max_answer_bytes: int = 4 * 1024 * 1024
@@ -295,6 +298,47 @@ class Tally:
             "output_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
             "total_tokens": self.input_tokens + self.output_tokens,
         }
+
+
+MOST_KINDS = 1000
+"""Distinct errors that are counted."""
+COUNTS = tuple(each.name for each in fields(Tally))
+
+
+@dataclass
+class Merged:
+    """Progress of finalizing a long batch, stored after each part. A part is named by the lease that wrote it, so a
+    process that lost its lease overwrites nothing. Ranges below `following` are merged. `parts` lists files by kind of
+    result, in order; `errors` counts error lines by code and message."""
+
+    following: int = 0
+    parts: dict[str, list[str]] = field(default_factory=dict)
+    tally: Tally = field(default_factory=Tally)
+    errors: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def count_error(self, key: tuple[str, str]) -> None:
+        if key in self.errors or len(self.errors) < MOST_KINDS:
+            self.errors[key] += 1
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "following": self.following,
+            "parts": self.parts,
+            "tally": {name: getattr(self.tally, name) for name in COUNTS},
+            "errors": [[code, message, count] for (code, message), count in self.errors.items()],
+        }
+
+
+def merged_from(stored: Mapping[str, Any]) -> Merged:
+    """Returns stored progress; of an empty one, that of a batch without any."""
+    if not stored:
+        return Merged()
+    return Merged(
+        following=stored["following"],
+        parts={kind: list(names) for kind, names in stored["parts"].items()},
+        tally=Tally(**stored["tally"]),
+        errors=Counter({(code, message): count for code, message, count in stored["errors"]}),
+    )
 
 
 @dataclass(frozen=True, slots=True)

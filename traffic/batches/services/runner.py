@@ -88,10 +88,9 @@ class BatchChores(LeaseLoop[Batch]):
 
     async def work(self, leased: Batch) -> None:
         now = self._now()
-        validate = partial(batch_validate, batch=leased, now=now, settings=self._settings)
-        is_new = leased.state == BatchState.VALIDATING.value
+        chore = batch_validate if leased.state == BatchState.VALIDATING.value else batch_finish
         try:
-            await in_thread(validate if is_new else partial(batch_finish, batch=leased, now=now), is_long=True)
+            await in_thread(partial(chore, batch=leased, now=now, settings=self._settings), is_long=True)
         except NoSuchFile:
             log.error("the files of batch %s are lost", leased.id)
             await in_thread(partial(batch_fail_lost, batch=leased, now=self._now()))

@@ -65,7 +65,7 @@ def batch_validate(*, batch: Batch, now: datetime, settings: BatchSettings) -> b
             last = _validate_shard(store, ours, batch, last, settings)
             if last is None:
                 return False
-            if monotonic() - began_s > settings.validation_turn_s:
+            if monotonic() - began_s > settings.turn_s:
                 return ours.update(leased_until=None) > 0
         return _conclude(store, ours, batch, last, now, settings)
     except NoSuchFile:

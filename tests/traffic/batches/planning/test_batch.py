@@ -1,5 +1,6 @@
 """States of a batch, its order among others, and estimates of its time."""
 
+import json
 from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -12,14 +13,17 @@ from traffic.batches.planning.batch import (
     ALLOWED,
     BATCH_TONE,
     ENDED,
+    MOST_KINDS,
     STAMPS,
     WINDOW,
     BatchJob,
     BatchState,
+    Merged,
     Tally,
     cancel_refusal,
     deadline_refusal,
     feasible_s,
+    merged_from,
     parse_new_batch,
     plan_order,
     window_text,
@@ -186,3 +190,18 @@ def test_an_infeasible_batch_gets_a_feasible_window() -> None:
 
 def test_without_a_measured_rate_the_time_is_unknown() -> None:
     assert feasible_s(1, 0, 0.0) is None
+
+
+def test_progress_is_read_as_it_was_stored() -> None:
+    merged = Merged(7, {"output": ["a", "b"]}, Tally(3, 1, 4, 0, 5, 0))
+    merged.count_error(("code", "message"))
+    assert merged_from(json.loads(json.dumps(merged.as_json()))) == merged
+    assert merged_from({}) == Merged()
+
+
+def test_only_so_many_kinds_of_errors_are_counted() -> None:
+    merged = Merged()
+    for number in range(MOST_KINDS + 5):
+        merged.count_error(("code", str(number)))
+    merged.count_error(("code", "0"))
+    assert (len(merged.errors), merged.errors["code", "0"]) == (MOST_KINDS, 2)
