@@ -15,6 +15,8 @@ from traffic.async_requests.services.body_groups import body_groups_trim
 from traffic.async_requests.services.queues import refused_messages_trim
 from traffic.async_requests.services.requests import async_requests_expire, async_requests_trim
 from traffic.batch_schedules.services.runs import schedules_run
+from traffic.batch_sinks.planner import SinkSettings
+from traffic.batch_sinks.services.request_groups import request_groups_trim
 from traffic.batches.services.batch import batches_trim
 from traffic.capacity.services import Planner, autoscaling_run, roles_plan
 from traffic.demand.services import DemandMeter, demand_trim, forecasts_trim
@@ -147,6 +149,7 @@ def run_batch_schedules() -> None:
 def trim_async() -> None:
     async_requests_expire(now=clock.now())
     async_requests_trim(now=clock.now())
+    request_groups_trim(now=clock.now(), settings=SinkSettings())
     body_groups_trim(now=clock.now(), settings=AsyncSettings())
     refused_messages_trim(now=clock.now())
     responses_trim(now=clock.now())

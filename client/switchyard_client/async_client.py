@@ -130,6 +130,7 @@ class AsyncSwitchyard:
             {"x-switchyard-deadline-ms": str(round(limit * 1000))} if (limit := options.get("deadline_s")) else {}
         )
         headers |= {"x-switchyard-callback-url": url} if (url := options.get("callback_url")) else {}
+        headers |= {"x-switchyard-sink": sink} if (sink := options.get("sink")) else {}
         return await self._pending(_Call("POST", f"/async{path.removeprefix('/v1')}", body, headers=headers))
 
     async def retrieve(self, request: Pending | str) -> Pending:

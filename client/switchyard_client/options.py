@@ -32,10 +32,11 @@ class EmbeddingsOptions(EmbeddingsMembers, CallOptions, total=False):
 
 class SubmitOptions(TypedDict, total=False):
     """Options of a near-real-time request. `deadline_s`: time limit of its outcome, 15 minutes by default. A default
-    `idempotency_key` prevents a retry from creating a second request."""
+    `idempotency_key` prevents a retry from creating a second request. `sink`: name of a sink that gets the outcome."""
 
     deadline_s: float | None
     callback_url: str
+    sink: str
     idempotency_key: str
 
 

@@ -206,7 +206,10 @@ CASES: dict[str, dict[str, Any]] = {
         east=[CUT], west=[{"status": 202, "json": ACCEPTED}, {"json": ACCEPTED}, {"json": FINISHED}],
         hosts=["east", "west", "west", "west", "west"], same_key=True,
         paths=["/v1/async/chat/completions"] * 2 + ["/v1/async/ar_1"] * 2 + ["/v1/async/a%2F..%2Fb%20c"],
-        headers={"x-switchyard-deadline-ms": "60000", "x-switchyard-callback-url": "https://app/done"},
+        headers={
+            "x-switchyard-deadline-ms": "60000", "x-switchyard-callback-url": "https://app/done",
+            "x-switchyard-sink": "s3",
+        },
     ),
     "work_that_does_not_end_in_time": case(
         [{"do": "wait", "id": "ar_1", "timeout_s": 0.01}], [{"error": "DeadlineExceeded"}], east=[{"json": ACCEPTED}],

@@ -210,7 +210,9 @@ async def ask(client: AsyncSwitchyard, call: dict[str, Any], result: dict[str, A
         case "embeddings":
             result["vectors"] = (await client.embeddings("m", ["one", "two"], dimensions=2)).embeddings
         case "submit":
-            result |= pending(await client.submit(path, body, deadline_s=60, callback_url="https://app/done"))
+            result |= pending(
+                await client.submit(path, body, deadline_s=60, callback_url="https://app/done", sink="s3")
+            )
         case "wait":
             result |= pending(await client.wait(call["id"], timeout_s=call["timeout_s"], poll_s=0.02))
         case "retrieve":

@@ -27,7 +27,8 @@ class AsyncRequest(models.Model):
     """One accepted request. `attempts` counts leases and fences senders that lost theirs; `failures` counts attempts
     that an engine may have started. `body` is emptied when the request ends. `body_at` and `answer_at`: where the bytes
     are, if in the file store (`services/body_groups.py`). `results_to`: the queue whose results topic gets the outcome,
-    at `published_at`, with the key and position in `origin`.
+    at `published_at`, with the key and position in `origin`. `sink` also gets it, in the group `delivery`
+    (`batch_sinks/services/request_groups.py`).
 
     Each request is written three times (accepted, leased, ended), and each index adds to all of them. So the foreign
     keys have none, and all others except two cover only open or only ended requests."""
@@ -63,6 +64,10 @@ class AsyncRequest(models.Model):
     )
     origin = models.JSONField(default=dict)
     published_at = models.DateTimeField(null=True)
+    sink = models.ForeignKey("BatchSink", on_delete=models.SET_NULL, null=True, related_name="requests", db_index=False)
+    delivery = models.ForeignKey(
+        "BatchDelivery", on_delete=models.SET_NULL, null=True, related_name="requests", db_index=False
+    )
 
     class Meta:
         ordering = ["-created_at"]
@@ -74,6 +79,10 @@ class AsyncRequest(models.Model):
                 name="async_unpublished",
                 condition=Q(ended_at__isnull=False, published_at=None, results_to__isnull=False),
             ),
+            models.Index(
+                fields=["sink", "ended_at"], name="async_ungrouped", condition=Q(sink__isnull=False, delivery=None)
+            ),
+            models.Index(fields=["delivery"], name="async_of_delivery", condition=Q(delivery__isnull=False)),
             models.Index(fields=["deadline_at"], name="async_deadline", condition=Q(ended_at=None)),
             models.Index(fields=["tenant", "created_at"], name="async_of_tenant"),
             models.Index(fields=["ended_at"], name="async_ended", condition=Q(ended_at__isnull=False)),

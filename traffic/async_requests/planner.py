@@ -26,6 +26,11 @@ class AsyncState(StrEnum):
 
 OPEN = frozenset({AsyncState.QUEUED, AsyncState.SENDING})
 ENDED = frozenset(AsyncState) - OPEN
+ERROR_CODES = {
+    AsyncState.FAILED: "failed",
+    AsyncState.EXPIRED: "deadline_exceeded",
+    AsyncState.CANCELLED: "cancelled",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,6 +236,7 @@ class MessageRequest:
     idempotency_key: str
     limit_ms: str | None = None
     callback_url: str | None = None
+    sink: str | None = None
 
 
 def queue_address(url: str, install: str) -> QueueAddress:
@@ -268,6 +274,7 @@ def parse_attributes(message_id: str, attributes: Mapping[str, str]) -> MessageR
         idempotency_key=fields.get("idempotency-key", message_id),
         limit_ms=fields.get("x-switchyard-deadline-ms"),
         callback_url=fields.get("x-switchyard-callback-url"),
+        sink=fields.get("x-switchyard-sink"),
     )
 
 

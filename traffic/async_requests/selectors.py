@@ -1,14 +1,16 @@
 """Reads near-real-time requests and the regions and ingresses that serve them. It never writes."""
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any
 
 from django.db.models import Count, Min, Q
 
 from traffic.async_requests.models import AsyncRequest
-from traffic.async_requests.planner import AsyncSettings, AsyncState
+from traffic.async_requests.planner import ERROR_CODES, AsyncSettings, AsyncState
 from traffic.routing.models import Ingress, RoutingTable
 from traffic.routing.planning.tables import IngressAddress
 from traffic.routing.selectors import UnreadableTable, ingress_addresses, table_message
@@ -18,7 +20,7 @@ from traffic.tenants.selectors import Application
 
 def async_request_of(application: Application, request_id: str) -> AsyncRequest | None:
     """Returns the request if it belongs to the application's tenant, else None (I15)."""
-    return AsyncRequest.objects.filter(id=request_id, tenant=application.tenant).first()
+    return AsyncRequest.objects.select_related("delivery").filter(id=request_id, tenant=application.tenant).first()
 
 
 def accepted_since(application: Application, now: datetime, seconds: float) -> int:
@@ -79,15 +81,29 @@ def serving_region(named: str) -> str | None:
 def deployments_of_model(region: str, model: str) -> frozenset[str] | None:
     """Returns deployments that answer a model name, by the region's newest table; None if there is none or it is
     unreadable."""
-    table = RoutingTable.objects.filter(region_id=region).order_by("-revision").first()
-    if table is None:
-        return None
+    newest = RoutingTable.objects.filter(region_id=region).order_by("-revision").values_list("pk", "created_at").first()
+    models = _models_of_table(*newest) if newest else None
+    return None if models is None else models.get(model, frozenset())
+
+
+@lru_cache(maxsize=16)
+def _models_of_table(pk: int, created_at: datetime) -> Mapping[str, frozenset[str]] | None:
+    """Returns the deployments of each model name of a table, which never changes; None if it is unreadable or gone. A
+    large table takes milliseconds to read, and every group of requests needs it."""
+    table = RoutingTable.objects.filter(pk=pk).first()
     try:
-        message = table_message(table)
+        message = table_message(table) if table else None
     except UnreadableTable:
+        message = None
+    if message is None:
         return None
-    split = {name for split in message.splits if split.model == model for name in split.shares}
-    return frozenset(split | {pool.name for pool in message.pools if model in pool.models})
+    found: dict[str, set[str]] = {}
+    for split in message.splits:
+        found.setdefault(split.model, set()).update(split.shares)
+    for pool in message.pools:
+        for name in pool.models:
+            found.setdefault(name, set()).add(pool.name)
+    return {model: frozenset(names) for model, names in found.items()}
 
 
 def ingress_addresses_by_region() -> dict[str, list[IngressAddress]]:
@@ -112,9 +128,16 @@ def async_request_json(request: AsyncRequest, settings: AsyncSettings) -> dict[s
         "ended_at": unix_seconds(ended_at),
         "expires_at": unix_seconds(ended_at + timedelta(seconds=settings.kept_s)) if ended_at else None,
         "attempts": request.attempts,
+        "sink": _sink_json(request),
         "response": _answer_json(request),
         "error": _error_json(request),
     }
+
+
+def _sink_json(request: AsyncRequest) -> dict[str, str] | None:
+    if request.sink_id is None:
+        return None
+    return {"name": request.sink_id, "state": request.delivery.state if request.delivery else "pending"}
 
 
 def _answer_json(request: AsyncRequest) -> dict[str, Any] | None:
@@ -128,6 +151,5 @@ def _answer_json(request: AsyncRequest) -> dict[str, Any] | None:
 
 
 def _error_json(request: AsyncRequest) -> dict[str, Any] | None:
-    codes = {AsyncState.FAILED: "failed", AsyncState.EXPIRED: "deadline_exceeded", AsyncState.CANCELLED: "cancelled"}
-    code = codes.get(AsyncState(request.state))
+    code = ERROR_CODES.get(AsyncState(request.state))
     return {"message": request.reason, "type": "server_error", "param": None, "code": code} if code else None

@@ -77,7 +77,9 @@ class CreateBatchSinkSerializer(ChangeBatchSinkSerializer):
 
 
 class BatchDeliverySerializer(RecordSerializer[BatchDelivery]):
-    batch = serializers.CharField(source="batch_id")
+    batch = serializers.CharField(
+        source="batch_id", allow_null=True, help_text="Null for a group of near-real-time requests."
+    )
     sink = serializers.CharField(source="sink_id")
     tone = serializers.ChoiceField(choices=choices(Tone))
     dead_letters = serializers.ListField(
@@ -99,7 +101,8 @@ class BatchSinkFilter(filters.FilterSet):
 
 
 class BatchSinkViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[BatchSink]):
-    """Destinations of results of a tenant's batches: prefixes of S3, and keys of Valkey or Redis."""
+    """Destinations of results of a tenant's batches and near-real-time requests: prefixes of S3, and keys of Valkey or
+    Redis."""
 
     queryset = BatchSink.objects.all()
     serializer_class = BatchSinkSerializer
@@ -135,7 +138,7 @@ class BatchDeliveryFilter(filters.FilterSet):
 
 
 class BatchDeliveryViewSet(ReadOnlyModelViewSet[BatchDelivery]):
-    """Deliveries of batches to sinks, newest first."""
+    """Deliveries to sinks, newest first: of a batch each, or of a group of near-real-time requests."""
 
     queryset = BatchDelivery.objects.all()
     serializer_class = BatchDeliverySerializer

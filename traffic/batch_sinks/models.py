@@ -47,18 +47,22 @@ class BatchSink(models.Model):
 
 
 class BatchDelivery(models.Model):
-    """The results of a batch on their way to a sink.
+    """The results of a batch on their way to a sink, or those of a group of near-real-time requests (`batch` is null).
 
     - `fence` numbers its leases, each until `due_at`. `attempts` counts those in a row without progress.
     - Lines before byte `position` are delivered, of the error file if `in_errors`, else of the output file. `part` is
       the next object in S3.
+    - `grouped_at`, `output_name` and `error_name`: when the group was formed, and its files in the store.
     - `lines` counts delivered lines; `dead` those that no attempt can deliver. `dead_letters` are the first of them."""
 
-    batch = models.ForeignKey(Batch, on_delete=models.CASCADE, related_name="deliveries")
+    batch = models.ForeignKey(Batch, on_delete=models.CASCADE, related_name="deliveries", null=True)
     sink = models.ForeignKey(BatchSink, on_delete=models.CASCADE, related_name="deliveries")
     state = models.CharField(max_length=16, choices=choices(DeliveryState), default=DeliveryState.PENDING.value)
     reason = models.TextField(blank=True)
     in_errors = models.BooleanField(default=False)
+    grouped_at = models.DateTimeField(null=True)
+    output_name = models.CharField(max_length=120, blank=True)
+    error_name = models.CharField(max_length=120, blank=True)
     position = models.PositiveBigIntegerField(default=0)
     part = models.PositiveIntegerField(default=0)
     lines = models.PositiveBigIntegerField(default=0)
@@ -77,7 +81,16 @@ class BatchDelivery(models.Model):
         constraints = [models.UniqueConstraint(fields=["batch", "sink"], name="delivery_once")]
 
     def __str__(self) -> str:
-        return f"{self.batch_id} to {self.sink_id}"
+        return f"{self.what} to {self.sink_id}"
+
+    @property
+    def what(self) -> str:
+        return self.batch_id or f"requests {self.pk}"
+
+    @property
+    def place(self) -> str:
+        """The name that takes the place of a batch in addresses of S3."""
+        return self.batch_id or f"async_{self.pk}"
 
     @property
     def tone(self) -> Tone:

@@ -26,6 +26,7 @@ from controlplane.dashboard.wizards import (
 from kernel.access import Role
 from traffic.batch_sinks.models import SETTABLE, BatchDelivery, BatchSink
 from traffic.batch_sinks.planner import DeliveryState, SinkKind
+from traffic.batch_sinks.selectors import sinks_with_waiting_requests
 from traffic.batch_sinks.services.sinks import batch_delivery_retry, batch_sink_delete
 from traffic.keys.models import ApplicationKey
 
@@ -33,11 +34,11 @@ OFFERED = 200
 TOPIC = ("batches",)
 
 
-def _sinks(request: PageRequest) -> "QuerySet[BatchSink]":
-    return BatchSink.objects.all()
+def _sinks(request: PageRequest) -> "QuerySet[Any]":
+    return sinks_with_waiting_requests()
 
 
-SINK_LIST: List[BatchSink] = List(
+SINK_LIST: List[Any] = List(
     name="sinks",
     columns=(
         Column("sink", "Sink", lambda row: row.name, ("name",)),
@@ -46,6 +47,7 @@ SINK_LIST: List[BatchSink] = List(
         Column("url", "Address", lambda row: row.url, ("url",), "wide"),
         Column("key", "Key", lambda row: row.key_template, ("key_template",), "wide"),
         Column("ttl", "TTL (s)", lambda row: row.ttl_s, ("ttl_s",), "number wide"),
+        Column("waiting", "Waiting", lambda row: row.waiting, ("waiting",), "number", "Near-real-time results"),
     ),
     query=_sinks,
     order=("name",),
@@ -69,7 +71,7 @@ def delivery_list(query: Any, prefix: str) -> List[BatchDelivery]:
         prefix=prefix,
         columns=(
             Column("sink", "Sink", lambda row: row.sink_id, ("sink",)),
-            Column("batch", "Batch", lambda row: row.batch_id, ("batch",)),
+            Column("batch", "Batch", lambda row: row.what, ("batch",)),
             Column("state", "State", lambda row: row.state, ("state",), choices=tuple(DeliveryState)),
             Column("lines", "Lines", lambda row: row.lines, ("lines",), "number", is_newest_first=True),
             Column("dead", "Dead letters", lambda row: row.dead, ("dead",), "number", is_newest_first=True),
@@ -128,7 +130,7 @@ RETRY = Action(
         noun="delivery",
         find=_find_delivery,
         name=str,
-        url=lambda row: reverse("batch-page", args=(row.batch_id,)),
+        url=lambda row: reverse("batch-page", args=(row.batch_id,)) if row.batch_id else reverse("batch-sinks"),
     ),
     name="retry",
     label="Continue",
@@ -197,7 +199,8 @@ def _url(documents: Documents) -> str:
 SINK_WIZARD = Wizard(
     title="New sink",
     section="batches",
-    about="A destination for the results of a tenant's batches: objects in S3, or keys of Valkey or Redis.",
+    about="A destination for the results of a tenant's batches and near-real-time requests: objects in S3, or keys of "
+    "Valkey or Redis.",
     steps=(
         Step(
             "Sink",

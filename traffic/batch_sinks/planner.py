@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from kernel.outbound import Target
 from kernel.tones import Tone
+from traffic.async_requests.planner import AttemptResponse
+from traffic.batches.planning.lines import outcome_of
 
 KEY_NAMES = ("custom_id", "batch", "tenant")
 OBJECT_NAMES = ("batch", "tenant", "date")
@@ -60,6 +62,14 @@ class SinkSettings:
     """Deliveries of a process."""
     per_batch_most: int = 5
     """Sinks of a batch."""
+    group_s: float = 2.0
+    """Ended near-real-time requests wait so long for others, because a group is a row."""
+    object_group_s: float = 10.0
+    """The same for S3, because a group is an object."""
+    group_most: int = 20_000
+    """Requests of a group; so many do not wait."""
+    groups_kept_s: float = 172_800.0
+    """A day longer than their requests."""
     chunk_lines: int = 500
     chunk_bytes: int = 1024 * 1024
     """Of a pipeline to Valkey."""
@@ -155,6 +165,15 @@ def _value_of(line: Mapping[str, Any], value: SinkValue, text: bytes) -> bytes:
     response = line.get("response")
     body = response["body"] if response else {"error": line.get("error")}
     return json.dumps(body, separators=(",", ":")).encode()
+
+
+def request_line(request_id: str, custom_id: str, received: AttemptResponse, code: str) -> bytes:
+    """Returns a near-real-time request as a line of a batch's results. `code` says why it has no answer."""
+    if received.status is not None and received.body:
+        return outcome_of(0, request_id, custom_id, received).text + b"\n"
+    error = {"code": code, "message": received.reason}
+    line = {"id": request_id, "custom_id": custom_id, "response": None, "error": error}
+    return json.dumps(line, separators=(",", ":")).encode() + b"\n"
 
 
 def part_name(*, in_errors: bool, number: int) -> str:

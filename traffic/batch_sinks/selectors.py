@@ -3,7 +3,15 @@
 from collections.abc import Iterable
 from typing import Any
 
+from django.db.models import Count, Q, QuerySet
+
 from traffic.batch_sinks.models import SETTABLE, BatchSink
+
+
+def sinks_with_waiting_requests() -> "QuerySet[Any]":
+    """Returns all sinks; `waiting` counts ended near-real-time requests in no delivery."""
+    waits = Q(requests__delivery=None, requests__ended_at__isnull=False)
+    return BatchSink.objects.annotate(waiting=Count("requests", filter=waits))
 
 
 def batch_sinks_present(names: Iterable[str]) -> dict[str, dict[str, Any]]:

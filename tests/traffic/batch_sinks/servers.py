@@ -22,10 +22,14 @@ from traffic.batch_sinks.models import BatchDelivery
 from traffic.batches.models import Batch
 from traffic.files.planner import FilePurpose
 
+SLOTS = 16_384
+
 
 class Server:
     def __init__(self, port: int, folder: Path, *options: str) -> None:
         self.port, self._folder, self._options = port, folder, options
+        self.bus = 0
+        """Port between the nodes of a cluster."""
 
     def start(self) -> None:
         program = [str(binary()), "--bind", "127.0.0.1", "--save", "", "--dir", str(self._folder), *self._options]
@@ -50,6 +54,42 @@ def valkey(folder: Path) -> Iterator[Server]:
         yield server
     finally:
         server.stop()
+
+
+@contextmanager
+def valkey_cluster(folder: Path, nodes: int = 3) -> Iterator[list[Server]]:
+    """Servers in cluster mode that have all slots, in equal parts."""
+    servers = []
+    for number in range(nodes):
+        own = folder / str(number)
+        own.mkdir()
+        port, bus = str(free_port()), str(free_port())
+        mode = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no")
+        servers.append(Server(int(port), own, "--port", port, "--cluster-port", bus, *mode))
+        servers[-1].bus = int(bus)
+    try:
+        for server in servers:
+            server.start()
+        assert eventually(lambda: all(_answers(server) for server in servers))
+        for number, server in enumerate(servers):
+            first, end = number * SLOTS // nodes, (number + 1) * SLOTS // nodes
+            with server.client() as client:
+                client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, end - 1)
+                client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
+                client.execute_command("CLUSTER", "MEET", "127.0.0.1", servers[0].port, servers[0].bus)
+        assert eventually(lambda: all(_known_nodes(server) == nodes for server in servers))
+        yield servers
+    finally:
+        for server in servers:
+            server.stop()
+
+
+def _known_nodes(server: Server) -> int:
+    """Nodes with slots that this one knows, once the cluster serves."""
+    with server.client() as client:
+        state = client.execute_command("CLUSTER INFO")
+        served = client.execute_command("CLUSTER SLOTS")
+    return len(served) if b"cluster_state:ok" in (state if isinstance(state, bytes) else str(state).encode()) else 0
 
 
 def _answers(server: Server) -> bool:

@@ -1,6 +1,8 @@
 """Deliveries to a tenant's bucket in the test cloud: parts, lost answers, and grants."""
 
+import json
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +13,14 @@ from lab.cloud.world import Fault
 from tests.fleet.rows import NOW
 from tests.traffic.batch_sinks.servers import answered, ended_batch, failed
 from tests.traffic.bucket_store import cloud_of_files, keys, lost_answer
-from tests.traffic.rows import jsonl, serving_fleet
+from tests.traffic.rows import ANSWER, accepted, jsonl, serving_fleet
+from traffic.async_requests.models import AsyncRequest
+from traffic.async_requests.planner import AsyncState
+from traffic.async_requests.services.requests import async_request_end
 from traffic.batch_sinks.models import BatchDelivery, BatchSink
 from traffic.batch_sinks.planner import SinkSettings
 from traffic.batch_sinks.services.deliveries import deliveries_claim, delivery_work
+from traffic.batch_sinks.services.request_groups import request_groups_form
 from traffic.batch_sinks.services.sinks import batch_sink_create
 from traffic.tenants.models import GrantUse, TenantGrant
 from traffic.tenants.planner import ApplicationRefused
@@ -96,3 +102,22 @@ def test_a_batch_names_sinks_of_its_own_tenant_only(world: World) -> None:
     for wrong in (["a b"], ["a"] * 6, ["bucket", ""]):
         with pytest.raises(ApplicationRefused, match="names of sinks"):
             ended_batch(*wrong, output=OUTPUT)
+
+
+def test_a_group_of_near_real_time_requests_is_one_object_even_if_it_is_written_twice(world: World) -> None:
+    row = sink()
+    for number in range(3):
+        request = accepted("acme", idempotency_key=f"k-{number}", sink=row.name)
+        rows = AsyncRequest.objects.filter(id=request.id)
+        async_request_end(rows, state=AsyncState.DONE, now=NOW, status=200, answer=ANSWER)
+    later = NOW + timedelta(seconds=SETTINGS.object_group_s)
+    assert request_groups_form(now=later, settings=SETTINGS) == 1
+    BatchDelivery.objects.update(due_at=NOW)
+    delivery = deliver()
+    name = f"out/{later:%Y-%m-%d}/async_{delivery.pk}/output-00000.jsonl"
+    assert (delivery.state, keys(world, "acme-data")) == ("delivered", [name])
+    lines = [json.loads(line) for line in got(world, name).splitlines()]
+    assert {line["custom_id"] for line in lines} == {"k-0", "k-1", "k-2"}
+    assert {line["response"]["status_code"] for line in lines} == {200}
+    BatchDelivery.objects.update(state="pending", due_at=NOW, position=0, part=0, lines=0, output_name="")
+    assert (deliver().state, keys(world, "acme-data")) == ("delivered", [name])

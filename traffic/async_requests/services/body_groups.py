@@ -16,7 +16,7 @@ from traffic.files.services.store import file_store
 from traffic.files.services.store_protocol import NoSuchFile, StoreAway
 
 FOLDER = "async"
-_HOUR = "%Y%m%dT%H"
+HOUR = "%Y%m%dT%H"
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ def bodies_store(bodies: Sequence[bytes], *, now: datetime, settings: AsyncSetti
     long = [number for number, body in enumerate(bodies) if len(body) > settings.inline_bytes]
     if not long or is_inside_transaction():
         return references
-    file, start = f"{FOLDER}/{now.astimezone(UTC).strftime(_HOUR)}/{uuid4().hex}", 0
+    file, start = f"{FOLDER}/{now.astimezone(UTC).strftime(HOUR)}/{uuid4().hex}", 0
     try:
         writer = file_store().write(file)
         for number in long:
@@ -100,7 +100,7 @@ def body_groups_trim(*, now: datetime, settings: AsyncSettings) -> int:
     ended = AsyncRequest.objects.filter(ended_at__isnull=False).order_by("ended_at")
     if kept := ended.values_list("ended_at", flat=True).first():
         oldest = min(oldest, kept)
-    last_hour = (oldest - timedelta(hours=1)).astimezone(UTC).strftime(_HOUR)
+    last_hour = (oldest - timedelta(hours=1)).astimezone(UTC).strftime(HOUR)
     store = file_store()
     names = [name for name in store.folders(FOLDER) if name.rpartition("/")[2] < last_hour]
     for name in names:

@@ -19,6 +19,7 @@ from traffic.async_requests.models import AsyncRequest, new_callback_secret, new
 from traffic.async_requests.planner import AsyncSettings, AsyncState, limit_of
 from traffic.async_requests.selectors import accepted_since, deployments_of_model, open_requests, serving_region
 from traffic.async_requests.services.body_groups import bodies_store
+from traffic.batch_sinks.selectors import unknown_sinks
 from traffic.tenants.planner import QUOTA_USED_UP, ApplicationRefused, json_object
 from traffic.tenants.selectors import Application, callback_refusal
 
@@ -37,6 +38,7 @@ class AsyncSubmission:
     region: str = ""
     limit_ms: str | None = None
     callback_url: str | None = None
+    sink: str | None = None
     idempotency_key: str | None = None
     sent_at: datetime | None = None
     results_to: int | None = None
@@ -124,6 +126,7 @@ class _Group:
         self._application, self._now, self._settings = application, now, settings
         self._regions: dict[tuple[str, str], str | ApplicationRefused] = {}
         self._room: tuple[int, int] | None = None
+        self._sinks: dict[str, bool] = {}
 
     def checked(self, submission: AsyncSubmission) -> dict[str, Any]:
         """Returns the columns of a request. Raises ApplicationRefused."""
@@ -132,6 +135,8 @@ class _Group:
         columns = _checked_headers(application, submission, now, self._settings)
         columns["region_id"] = self._region(submission.region, payload["model"])
         _check_members(submission, payload)
+        if submission.sink is not None:
+            self._check_sink(submission.sink)
         return columns | {
             "id": new_id(),
             "serving_class": _serving_class(application),
@@ -146,8 +151,16 @@ class _Group:
             "created_at": now,
             "due_at": now,
             "results_to_id": submission.results_to,
+            "sink_id": submission.sink,
             "origin": json.dumps(dict(submission.origin)),
         }
+
+    def _check_sink(self, name: str) -> None:
+        if name not in self._sinks:
+            self._sinks[name] = not unknown_sinks(self._application.tenant, [name])
+        if not self._sinks[name]:
+            whose = f"tenant {self._application.tenant}" if self._application.tenant else "requests without a key"
+            raise ApplicationRefused(400, "bad_header", f"X-Switchyard-Sink: {whose} has no sink {name[:64]!r}")
 
     def take_place(self) -> None:
         """Counts one new request. Raises ApplicationRefused if the limits leave no room."""
@@ -182,7 +195,7 @@ _TYPES = {
     "serving_class": "text", "max_concurrent": "int", "body": "bytea", "body_at": "text", "digest": "text",
     "idempotency_key": "text", "callback_url": "text", "callback_secret": "text", "state": "text",
     "due_at": "timestamptz", "deadline_at": "timestamptz", "created_at": "timestamptz", "results_to_id": "bigint",
-    "origin": "jsonb",
+    "origin": "jsonb", "sink_id": "text",
 }  # fmt: skip
 _INSERT = f"""
 INSERT INTO traffic_asyncrequest ({", ".join(_TYPES)}, attempts, failures, reason, answer_at)

@@ -76,6 +76,7 @@ def _submission(
         body=record.value or b"",
         limit_ms=asked.limit_ms,
         callback_url=asked.callback_url,
+        sink=asked.sink,
         idempotency_key=asked.idempotency_key,
         sent_at=sent_at(record, now),
         results_to=queue.pk if queue.results_topic else None,

@@ -226,6 +226,7 @@ def _accept_message(queue: RequestQueue, application: Application, message: Mess
         region=_region_of(queue),
         limit_ms=asked.limit_ms,
         callback_url=asked.callback_url,
+        sink=asked.sink,
         idempotency_key=asked.idempotency_key,
         sent_at=message.sent_at,
     )

@@ -116,12 +116,14 @@ def async_request_end(
 
 
 def async_requests_trim(*, now: datetime, settings: AsyncSettings | None = None) -> int:
-    """Deletes outcomes after their retention, which is longer for those that a results topic lacks. Returns their
-    number."""
+    """Deletes outcomes after their retention, which is longer for those that a results topic or a sink lacks. Returns
+    their number."""
     chosen = settings or AsyncSettings()
     ended = AsyncRequest.objects.filter(ended_at__lt=now - timedelta(seconds=chosen.kept_s))
-    is_done = Q(results_to=None) | Q(published_at__isnull=False)
-    gone = ended.filter(is_done | Q(ended_at__lt=now - timedelta(seconds=chosen.unpublished_kept_s)))
+    is_published = Q(results_to=None) | Q(published_at__isnull=False)
+    is_delivered = Q(sink=None) | Q(delivery__state="delivered")
+    is_over = Q(ended_at__lt=now - timedelta(seconds=chosen.unpublished_kept_s))
+    gone = ended.filter((is_published & is_delivered) | is_over)
     total = 0
     while ids := list(gone.order_by("ended_at").values_list("id", flat=True)[:TRIMMED_AT_ONCE]):
         StoredResponse.objects.filter(request__in=ids).update(request=None)

@@ -1,4 +1,5 @@
-"""Delivers the results of ended batches to sinks: `BatchDeliverer` leases deliveries and writes their lines in chunks.
+"""Delivers the results of ended batches, and of groups of near-real-time requests, to sinks: `BatchDeliverer` leases
+deliveries and writes their lines in chunks.
 
 The position after each chunk is stored by compare-and-set on the lease. A chunk may be written twice and never lost:
 keys of Valkey and names of objects follow from the lines, so a repetition changes nothing."""
@@ -11,7 +12,7 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from django.db import transaction
-from django.db.models import F, QuerySet
+from django.db.models import F, Q, QuerySet
 
 from fleet.clouds.aws.objects import ObjectWriter
 from kernel import clock, live
@@ -29,6 +30,11 @@ from traffic.batch_sinks.planner import (
     entry_of,
     part_name,
     retry_wait_s,
+)
+from traffic.batch_sinks.services.request_groups import (
+    request_group_write,
+    request_groups_form,
+    requests_wait_for_sinks,
 )
 from traffic.batch_sinks.services.sinks import sink_place
 from traffic.batch_sinks.services.valkey import SinkAway, SinkRefused, ValkeyWriter
@@ -64,10 +70,12 @@ class BatchDeliverer(LeaseLoop[DeliveryLease]):
         super().__init__(self._settings, now)
 
     def is_open(self, now: datetime) -> bool:
-        return BatchDelivery.objects.filter(state=DeliveryState.PENDING.value, due_at__lte=now).exists()
+        pending = BatchDelivery.objects.filter(state=DeliveryState.PENDING.value, due_at__lte=now)
+        return pending.exists() or requests_wait_for_sinks()
 
     def claim(self, now: datetime) -> list[DeliveryLease]:
         deliveries_skip(now=now)
+        request_groups_form(now=now, settings=self._settings)
         free = self._settings.at_once - len(self.running)
         return deliveries_claim(count=free, now=now, settings=self._settings) if free > 0 else []
 
@@ -95,9 +103,9 @@ def deliveries_skip(*, now: datetime) -> int:
 
 def deliveries_claim(*, count: int, now: datetime, settings: SinkSettings) -> list[DeliveryLease]:
     """Leases deliveries of ended batches that are due, longest waiting first."""
-    due = BatchDelivery.objects.filter(
-        state=DeliveryState.PENDING.value, due_at__lte=now, batch__state__in=WITH_RESULTS
-    ).order_by("due_at", "id")
+    has_results = Q(batch=None) | Q(batch__state__in=WITH_RESULTS)
+    due = BatchDelivery.objects.filter(has_results, state=DeliveryState.PENDING.value, due_at__lte=now)
+    due = due.order_by("due_at", "id")
     with transaction.atomic():
         rows = list(due.select_for_update(skip_locked=True, of=("self",))[:count])
         until = now + timedelta(seconds=settings.lease_s)
@@ -138,12 +146,12 @@ class _Delivery:
         is_valkey = row.sink.kind == SinkKind.VALKEY.value
         writer = ValkeyWriter(row.sink, self._settings) if is_valkey else None
         try:
-            for in_errors, file_id in self._files():
+            for in_errors, name in self._files():
                 if in_errors != row.in_errors:
                     self._store_progress(in_errors=in_errors, position=0, part=0)
-                if not file_id:
+                if not name:
                     continue
-                with self._store.open(stored_name(file_id), row.position) as file:
+                with self._store.open(name, row.position) as file:
                     if writer is not None:
                         self._to_valkey(writer, file)
                     else:
@@ -153,15 +161,28 @@ class _Delivery:
                 writer.close()
 
     def _files(self) -> Iterator[tuple[bool, str]]:
-        """The files that are not delivered yet, and whether they have errors."""
-        if not self._row.in_errors:
-            yield False, self._row.batch.output_file_id
-        if self._row.sink.errors:
-            yield True, self._row.batch.error_file_id
+        """The files that are not delivered yet, and whether they have errors. A name is empty if there is none."""
+        row, batch = self._row, self._row.batch
+        if batch is not None:
+            output, errors = (id and stored_name(id) for id in (batch.output_file_id, batch.error_file_id))
+        else:
+            output, errors = self._group_files()
+        if not row.in_errors:
+            yield False, output
+        if row.sink.errors:
+            yield True, errors
+
+    def _group_files(self) -> tuple[str, str]:
+        """Names the files of a group, which its first lease writes."""
+        row = self._row
+        if not row.output_name and not row.error_name:
+            written = request_group_write(row, self._store)
+            self._store_progress(output_name=written.output, error_name=written.errors)
+        return row.output_name, row.error_name
 
     def _to_valkey(self, writer: ValkeyWriter, file: BinaryIO) -> None:
-        sink, batch = self._row.sink, self._row.batch
-        names = {"batch": batch.id, "tenant": sink.tenant}
+        sink = self._row.sink
+        names = {"batch": self._row.batch_id or "async", "tenant": sink.tenant}
         for lines, size in _chunks(file, self._settings.chunk_lines, self._settings.chunk_bytes):
             entries: list[Entry] = []
             dead: list[dict[str, Any]] = []
@@ -175,7 +196,7 @@ class _Delivery:
 
     def _to_s3(self, file: BinaryIO) -> None:
         sink, batch = self._row.sink, self._row.batch
-        place = sink_place(sink, batch.id, batch.created_at)
+        place = sink_place(sink, self._row.place, batch.created_at if batch else self._row.grouped_at or self._now())
         grant = place_grant_for(sink.tenant, place, GrantUse.WRITE)
         if grant is None:
             raise SinkRefused(place_refusal(sink.tenant, place, GrantUse.WRITE))
@@ -244,7 +265,8 @@ def _end(leased: DeliveryLease, row: BatchDelivery, state: DeliveryState, reason
         if state is not DeliveryState.FAILED:
             return
         detail = {"batch": row.batch_id, "sink": row.sink_id, "tenant": row.sink.tenant}
-        message = f"the results of batch {row.batch_id} were not delivered to sink {row.sink_id}: {reason[:300]}"
+        whose = f"batch {row.batch_id}" if row.batch_id else f"near-real-time {row.what}"
+        message = f"the results of {whose} were not delivered to sink {row.sink_id}: {reason[:300]}"
         event_record(kind="batch_delivery.failed", message=message, tone=Tone.WARN, now=now, detail=detail)
 
 
@@ -254,6 +276,6 @@ def _retry_later(leased: DeliveryLease, row: BatchDelivery, reason: str, setting
     if wait_s is None:
         _end(leased, row, DeliveryState.FAILED, f"{attempts} attempts in a row: {reason}", now)
         return
-    log.warning("delivery of %s to %s waits %g s: %s", row.batch_id, row.sink_id, wait_s, reason)
+    log.warning("delivery of %s waits %g s: %s", row, wait_s, reason)
     _leased(leased).update(attempts=attempts, reason=reason[:500], due_at=now + timedelta(seconds=wait_s))
     live.push("batches")

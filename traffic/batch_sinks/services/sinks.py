@@ -81,7 +81,9 @@ def batch_sink_delete(*, name: str, actor: str, now: datetime) -> None:
     row = _locked(name)
     pending = row.deliveries.filter(state=DeliveryState.PENDING.value).count()
     if pending:
-        raise Conflict(f"{pending} batches are to be delivered to {name}; wait for them, or cancel the batches")
+        raise Conflict(f"{pending} deliveries to {name} are pending; wait for them, or cancel their batches")
+    if row.requests.filter(delivery=None).exists():
+        raise Conflict(f"near-real-time requests name {name}; wait until they are delivered, or cancel them")
     _record(row, "deleted", actor, now)
     row.delete()
 
@@ -95,7 +97,7 @@ def batch_delivery_retry(*, delivery_id: int, actor: str, now: datetime) -> Batc
     row.state, row.attempts, row.due_at, row.ended_at, row.reason = DeliveryState.PENDING.value, 0, now, None, ""
     row.dead, row.dead_letters = 0, []
     row.save()
-    _record(row.sink, "continued", actor, now, f"the delivery of {row.batch_id} is continued by {actor}")
+    _record(row.sink, "continued", actor, now, f"the delivery of {row.what} is continued by {actor}")
     return row
 
 

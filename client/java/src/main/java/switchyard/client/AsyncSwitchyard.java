@@ -97,6 +97,9 @@ public final class AsyncSwitchyard implements AutoCloseable {
         if (submit.callbackUrl() != null) {
             call = call.header("x-switchyard-callback-url", submit.callbackUrl());
         }
+        if (submit.sink() != null) {
+            call = call.header("x-switchyard-sink", submit.sink());
+        }
         return linked(post("/async" + path.replaceFirst("^/v1(?=/)", ""), body, call), AsyncSwitchyard::pending);
     }
 

@@ -148,7 +148,7 @@ public final class Cases {
             case "embeddings" -> found.put("vectors",
                     client.embeddings(Embeddings.of("m", "one", "two").dimensions(2)).embeddings());
             case "submit" -> {
-                var submit = SubmitOptions.NONE.deadline(Duration.ofSeconds(60)).callbackUrl("https://app/done");
+                var submit = SubmitOptions.NONE.deadline(Duration.ofSeconds(60)).callbackUrl("https://app/done").sink("s3");
                 pending(client.submit(path, body, submit), found);
             }
             case "wait" -> pending(client.waitFor(Json.text(call, "id"), seconds(Json.at(call, "timeout_s"))), found);
