@@ -19,11 +19,13 @@ LIMIT_S = 30.0
 
 
 class Broker:
-    def __init__(self, port: int) -> None:
+    def __init__(self, port: int, security: Mapping[str, Any] | None = None) -> None:
         self.address = f"127.0.0.1:{port}"
+        self.clients: dict[str, Any] = {"bootstrap_servers": self.address, **(security or {})}
+        """Options of every client."""
 
     async def create(self, *topics: str, partitions: int = 1) -> None:
-        admin = AIOKafkaAdminClient(bootstrap_servers=self.address)
+        admin = AIOKafkaAdminClient(**self.clients)
         async with asyncio.timeout(LIMIT_S):
             while True:
                 try:
@@ -42,14 +44,14 @@ class Broker:
         self, topic: str, *values: bytes | None, key: bytes | None = None, partition: int = 0, **headers: str
     ) -> None:
         stated = [(name.replace("_", "-"), text.encode()) for name, text in headers.items()]
-        async with AIOKafkaProducer(bootstrap_servers=self.address, acks="all", enable_idempotence=False) as producer:
+        async with AIOKafkaProducer(**self.clients, acks="all", enable_idempotence=False) as producer:
             for value in values:
                 await producer.send_and_wait(topic, value, key=key, partition=partition, headers=stated)
 
     async def records(self, topic: str, count: int) -> Sequence[Any]:
         """Waits for `count` records of a topic's first partition, and returns all."""
         place, found = TopicPartition(topic, 0), list[Any]()
-        async with AIOKafkaConsumer(bootstrap_servers=self.address, auto_offset_reset="earliest") as consumer:
+        async with AIOKafkaConsumer(**self.clients, auto_offset_reset="earliest") as consumer:
             consumer.assign([place])
             async with asyncio.timeout(LIMIT_S):
                 while len(found) < count:
@@ -58,7 +60,7 @@ class Broker:
 
     async def committed(self, group: str, topic: str, partition: int = 0) -> int | None:
         place = TopicPartition(topic, partition)
-        consumer = AIOKafkaConsumer(bootstrap_servers=self.address, group_id=group, enable_auto_commit=False)
+        consumer = AIOKafkaConsumer(**self.clients, group_id=group, enable_auto_commit=False)
         async with consumer:
             consumer.assign([place])
             offset: int | None = await consumer.committed(place)
@@ -66,10 +68,11 @@ class Broker:
 
 
 @contextmanager
-def running_broker() -> Iterator[Broker]:
+def running_broker(advertised: int | None = None) -> Iterator[Broker]:
+    """`advertised`: the port of a front, to which the broker sends clients."""
     broker = Broker(free_port())
-    listener = f"tcp://{broker.address}"
-    words = [str(PROGRAM), "broker", "--listener-url", listener, "--advertised-listener-url", listener]
+    there = f"tcp://127.0.0.1:{advertised}" if advertised else f"tcp://{broker.address}"
+    words = [str(PROGRAM), "broker", "--listener-url", f"tcp://{broker.address}", "--advertised-listener-url", there]
     child = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield broker

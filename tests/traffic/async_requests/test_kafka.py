@@ -5,6 +5,7 @@ import asyncio
 import json
 import uuid
 from collections.abc import Awaitable, Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -55,10 +56,14 @@ async def declared(broker: Broker, *, partitions: int = 1, **settings: str) -> R
 
 
 async def reading_until(
-    queue: RequestQueue, condition: Callable[[], Awaitable[bool]], settings: AsyncSettings | None = None
+    queue: RequestQueue,
+    condition: Callable[[], Awaitable[bool]],
+    settings: AsyncSettings | None = None,
+    ahead: timedelta = timedelta(),
 ) -> None:
+    """`ahead`: of the real time."""
     stopping = asyncio.Event()
-    reader = kafka_reader.KafkaReader(queue.pk, settings or AsyncSettings(), timezone.now)
+    reader = kafka_reader.KafkaReader(queue.pk, settings or AsyncSettings(), lambda: timezone.now() + ahead)
     running = asyncio.create_task(reader.run(stopping))
     try:
         async with asyncio.timeout(LIMIT_S):

@@ -6,29 +6,22 @@ topic."""
 import asyncio
 import json
 import logging
-import ssl
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from functools import partial
 from time import monotonic
 from typing import Any
 
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
-from aiokafka.errors import (
-    CommitFailedError,
-    IllegalStateError,
-    KafkaError,
-    MessageSizeTooLargeError,
-    UnknownTopicOrPartitionError,
-)
+from aiokafka.errors import CommitFailedError, IllegalStateError, KafkaError, MessageSizeTooLargeError
 from django.db import DatabaseError
 
 from kernel.lease_loop import in_thread
 from traffic.async_requests.models import AsyncRequest, RequestQueue
 from traffic.async_requests.planner import AsyncSettings, pause_s
-from traffic.async_requests.planning.kafka import RECORDS_AT_ONCE, KafkaSecurity, Record, origin_key
+from traffic.async_requests.planning.kafka import RECORDS_AT_ONCE, Record, origin_key
 from traffic.async_requests.selectors import async_request_json
+from traffic.async_requests.services.kafka_clients import POLL_MS, NoBroker, kafka_clients
 from traffic.async_requests.services.kafka_records import (
     PUBLISHED_AT_ONCE,
     TakenRecords,
@@ -42,21 +35,13 @@ from traffic.async_requests.services.queues import (
     request_queue_may_receive,
     request_queue_note_unread,
     request_queue_note_waiting,
-    request_queue_password,
     request_queue_record,
     request_queue_row,
 )
 from traffic.files.services.store_protocol import StoreAway
 
-POLL_MS = 1000
-"""Longest wait for records; a stopping process has five seconds."""
 FULL_POLL_MS = 250
 """The same while there is no room."""
-CALL_LIMIT_MS = 10_000
-FETCH_BYTES = 8 * 1024 * 1024
-PARTITION_BYTES = 2 * 1024 * 1024
-MOST_RECORD_BYTES = 6 * 1024 * 1024
-"""Above the longest answer with its envelope."""
 FACTS_EVERY_S = 10.0
 IDLE_S = 0.2
 """Pause before the next look for outcomes, once there was none."""
@@ -85,14 +70,15 @@ class KafkaReader:
             except (DatabaseError, KafkaError, OSError, StoreAway) as error:
                 failures = failures + 1 if monotonic() - began_s < FACTS_EVERY_S else 1
                 wait_s = pause_s(failures)
-                text = str(error) if isinstance(error, KafkaError) else f"{type(error).__name__}: {error}"
+                is_text = isinstance(error, KafkaError | NoBroker)
+                text = str(error) if is_text else f"{type(error).__name__}: {error}"
                 log.warning("cannot read topic %s, retrying in %g s: %s", self._queue_id, wait_s, text)
                 await self._note_failure(text)
                 await pause_until(wait_s, stopping)
 
     async def _serve(self, queue: RequestQueue, stopping: asyncio.Event) -> bool:
         """Returns whether the topic was withdrawn. Raises KafkaError, OSError, DatabaseError or StoreAway."""
-        async with _clients(queue) as (consumer, producer):
+        async with kafka_clients(queue) as (consumer, producer):
             publishing = asyncio.create_task(self._publish(queue, producer, stopping))
             try:
                 return await self._consume(queue, consumer, producer, publishing, stopping)
@@ -172,56 +158,6 @@ class KafkaReader:
             await in_thread(partial(request_queue_note_unread, self._queue_id, text, self._now()))
         except DatabaseError as also:
             log.warning("cannot record that topic %s is unread: %s", self._queue_id, also)
-
-
-@asynccontextmanager
-async def _clients(queue: RequestQueue) -> AsyncIterator[tuple[AIOKafkaConsumer, AIOKafkaProducer]]:
-    """Yields clients that are connected. Raises KafkaError if no broker answers or the topic does not exist."""
-    shared = _connection_options(queue)
-    consumer = AIOKafkaConsumer(
-        queue.name,
-        group_id=queue.group,
-        enable_auto_commit=False,
-        auto_offset_reset="earliest",
-        fetch_max_bytes=FETCH_BYTES,
-        max_partition_fetch_bytes=PARTITION_BYTES,
-        fetch_max_wait_ms=POLL_MS,
-        **shared,
-    )
-    producer = AIOKafkaProducer(
-        acks="all",
-        linger_ms=5,
-        max_batch_size=PARTITION_BYTES // 8,
-        max_request_size=MOST_RECORD_BYTES,
-        **shared,
-    )
-    try:
-        await consumer.start()
-        if not consumer.partitions_for_topic(queue.name):
-            raise UnknownTopicOrPartitionError(f"the topic {queue.name} does not exist on {queue.brokers}")
-        await producer.start()
-        yield consumer, producer
-    finally:
-        await asyncio.gather(consumer.stop(), producer.stop(), return_exceptions=True)
-
-
-def _connection_options(queue: RequestQueue) -> dict[str, Any]:
-    security = KafkaSecurity(queue.security)
-    options: dict[str, Any] = {
-        "bootstrap_servers": queue.brokers.split(","),
-        "client_id": "switchyard",
-        "request_timeout_ms": CALL_LIMIT_MS,
-        "security_protocol": security.value,
-    }
-    if security.has_tls:
-        options["ssl_context"] = ssl.create_default_context(cadata=queue.ca_pem or None)
-    if security.has_user:
-        options |= {
-            "sasl_mechanism": queue.mechanism,
-            "sasl_plain_username": queue.username,
-            "sasl_plain_password": request_queue_password(queue),
-        }
-    return options
 
 
 def _record(each: "ConsumerRecord[bytes, bytes]") -> Record:
