@@ -31,6 +31,7 @@ from engine_agent.protocol.states import AgentKind  # noqa: E402
 from fleet.agents.consumers.handlers import MachineHandler, NodeHandler  # noqa: E402
 from fleet.agents.consumers.hub import AgentHub  # noqa: E402
 from fleet.agents.consumers.socket import AgentSocket  # noqa: E402
+from traffic.async_requests.consumers import AcceptAsync  # noqa: E402
 from traffic.responses.api import CreateResponse  # noqa: E402
 from traffic.routing.consumers import IngressHandler  # noqa: E402
 
@@ -43,7 +44,7 @@ hub = AgentHub(
 routes = ProtocolTypeRouter(
     {
         "http": RequestBodies(
-            CreateResponse(cast(Any, WatchMiddleware(cast(Any, http_application), ChangeFeed()))),
+            AcceptAsync(CreateResponse(cast(Any, WatchMiddleware(cast(Any, http_application), ChangeFeed())))),
         ),
         "websocket": URLRouter(
             [

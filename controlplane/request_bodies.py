@@ -6,13 +6,14 @@ upload takes one of the places of uploads, and a response one of the streams, wh
 spools what it receives (Django: to a temporary file), within one budget of bytes."""
 
 import asyncio
+import hashlib
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -31,8 +32,9 @@ from traffic.files.api import FILES_PATH
 from traffic.files.services.files import file_settings
 from traffic.responses.api import TENANT
 from traffic.responses.services import store_settings
+from traffic.tenants.api import APPLICATION
 from traffic.tenants.planner import ApplicationRefused
-from traffic.tenants.selectors import application_of
+from traffic.tenants.selectors import Application, application_of
 
 AGENT_ONLY_PATHS = ("/agents/", "/join")
 INGRESS_PATHS = ("/v1/async/", "/v1/responses", "/v1/usage", "/v1/files", "/v1/batches")
@@ -154,12 +156,62 @@ async def _acquired(places: asyncio.Semaphore, until: float, message: str, *, is
         raise OverShare(message, is_of_all=is_of_all) from None
 
 
+KEY_KEPT_S = 1.0
+MOST_KEYS = 4096
+KEY_THREADS = 4
+Find = Callable[[str], Awaitable[Application]]
+
+
+class KnownApplications:
+    """Remembers the application of a key for a second, so that one with thousands of requests costs one query. A
+    revoked key is refused within that second; ingresses take as long.
+
+    For one event loop. Only a digest of each key is kept, and only of valid ones. `find` reads the application of an
+    Authorization header; by default in a thread."""
+
+    def __init__(self, find: Find | None = None) -> None:
+        self._threads = ThreadPoolExecutor(KEY_THREADS, "keys")
+        self._find = find or self._find_in_thread
+        self._known: dict[bytes, tuple[float, asyncio.Future[Application]]] = {}
+
+    async def of(self, authorization: str) -> Application:
+        """Returns the application of this Authorization header. Raises UnknownApplication, or DatabaseError."""
+        digest, now_s = hashlib.sha256(authorization.encode()).digest(), monotonic()
+        until_s, finding = self._known.get(digest, (0.0, None))
+        if finding is None or now_s >= until_s:
+            self._forget(now_s)
+            finding = asyncio.ensure_future(self._find(authorization))
+            self._known[digest] = now_s + KEY_KEPT_S, finding
+        if finding.done() and not finding.exception():
+            return finding.result()
+        try:
+            return await asyncio.shield(finding)  # other requests may wait for it
+        except Exception:
+            self._known.pop(digest, None)
+            raise
+
+    def _forget(self, now_s: float) -> None:
+        if len(self._known) >= MOST_KEYS:
+            self._known = {key: known for key, known in self._known.items() if now_s < known[0]}
+        if len(self._known) >= MOST_KEYS:
+            self._known.clear()
+
+    async def _find_in_thread(self, authorization: str) -> Application:
+        def find() -> Application:
+            try:
+                return application_of(authorization, clock.now())
+            finally:
+                connections.close_all()
+
+        return await sync_to_async(find, thread_sensitive=False, executor=self._threads)()
+
+
 OTHER_BYTES = 4 * 1024 * 1024
 """Of a body that is neither a file nor a response. Who reads one takes less; this ends one that states no length."""
 FORM_BYTES = 64 * 1024
 BUILD_PART_PATH = re.compile(r"/api/v1/engine-build-uploads/[^/]+/part/?")
 """A part may have 65 MiB, if the caller shows a valid token before it."""
-THREADS = 4
+THREADS = 2
 GRACE_S = 10.0
 LEAST_BYTES_PER_S = 32 * 1024
 """After `GRACE_S`, of the whole body so far: 200 MiB have 1 h 47 min, 1 MiB has 42 s."""
@@ -180,9 +232,10 @@ class Owner:
 class RequestBodies:
     """The ASGI application in front of all others."""
 
-    def __init__(self, inner: Asgi) -> None:
+    def __init__(self, inner: Asgi, applications: KnownApplications | None = None) -> None:
         self._inner = inner
-        self._threads = ThreadPoolExecutor(THREADS, "keys")
+        self._threads = ThreadPoolExecutor(THREADS, "tokens")
+        self._applications = applications or KnownApplications()
         self.shares = BodyShares(most_bytes=16 * settings.FILE_MAX_BYTES, most_bytes_of_one=4 * settings.FILE_MAX_BYTES)
         bounds = file_settings()
         self.uploads = FairPlaces(bounds.uploads_at_once, bounds.uploads_at_once_per_tenant)
@@ -253,18 +306,12 @@ class RequestBodies:
         if not scope["path"].startswith(INGRESS_PATHS):
             return network
         shown = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
-
-        def tenant() -> str:
-            try:
-                return application_of(shown, clock.now()).tenant
-            finally:
-                connections.close_all()
-
         try:
-            found = await sync_to_async(tenant, thread_sensitive=False, executor=self._threads)()
+            application = scope[APPLICATION] = await self._applications.of(shown)
         except DatabaseError:
             raise ApplicationRefused(503, "store_away", "the control plane's database is away for now") from None
-        return Owner(f"tenant {found}", found) if found else network
+        tenant = application.tenant
+        return Owner(f"tenant {tenant}", tenant) if tenant else network
 
 
 class _Body:

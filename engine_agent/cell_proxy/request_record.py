@@ -2,7 +2,6 @@
 passes, and the access log at the end. If the answer did not state its usage, it queries the engine first. It never
 changes bytes."""
 
-import re
 from enum import StrEnum
 from random import getrandbits
 from time import monotonic, time, time_ns
@@ -14,6 +13,7 @@ from engine_agent.cell_proxy.admission import RequestMetadata, waited_at_ingress
 from engine_agent.cell_proxy.api_paths import counting_of
 from engine_agent.cell_proxy.cell import Cell
 from engine_agent.cell_proxy.engine_counters import fetch_usage
+from engine_agent.cell_proxy.marks import MarkCount, fresh
 from engine_agent.cell_proxy.meter import ClassMeter, Usage
 from engine_agent.cell_proxy.rewrite import Upload
 from engine_agent.cell_proxy.usage_reader import TokenCount
@@ -59,43 +59,6 @@ class Ending(msgspec.Struct, frozen=True):
     status: int
     reason: str
     duration_s: float
-
-
-_MARK = re.compile(rb"^: (?:tokens ([0-9,]+)|prompt ([0-9]{1,9}) [0-9a-f]+)$", re.MULTILINE)
-_END = b"\n\n"
-_MOST_EVENT_BYTES = 256 * 1024
-
-
-class MarkCount:
-    """`prompt`: the tokens of the prompt, None before its mark. `tokens`: those of whole events, including those of
-    other cells."""
-
-    def __init__(self) -> None:
-        self.prompt: int | None = None
-        self.tokens = 0
-        self._rest = b""
-
-    def add(self, piece: bytes) -> None:
-        text = self._rest + piece if self._rest else piece
-        cut = text.rfind(_END) + len(_END) if _END in text else 0
-        self._rest = text[cut:]
-        if len(self._rest) > _MOST_EVENT_BYTES:
-            self._rest = b""
-        for ids, prompt in _MARK.findall(text, 0, cut):
-            if ids:
-                self.tokens += ids.count(b",") + 1
-            else:
-                self.prompt = int(prompt)
-
-    def usage(self) -> Usage:
-        return Usage(self.prompt or 0, self.tokens)
-
-
-def fresh(usage: Usage, replayed: int | None) -> Usage:
-    """The part of a usage that no other cell has counted: without the prompt and the repeated tokens."""
-    if replayed is None:
-        return usage
-    return structs.replace(usage, prompt=0, completion=max(0, usage.completion - replayed), cached=0)
 
 
 class RequestRecord:

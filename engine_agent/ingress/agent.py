@@ -19,6 +19,7 @@ from engine_agent.ingress.certificates import Applications, LinkFiles
 from engine_agent.ingress.command_socket import CommandRefused, Unreachable
 from engine_agent.ingress.config import body_parser_structure_of, render, render_body_parser, structure_of
 from engine_agent.ingress.desired import EMPTY_DESIRED, DesiredHaproxy, desired_from
+from engine_agent.ingress.grpc_process import GrpcProcess, without_taken_ports
 from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
 from engine_agent.ingress.hold_socket import HoldSocket
 from engine_agent.ingress.key_map import KEYS_MAP
@@ -39,7 +40,6 @@ from engine_agent.ingress.routing_maps import CONTINUED_MAP, MODELS_MAP
 from engine_agent.ingress.running import LostHosts
 from engine_agent.ingress.runtime_api import take_back_requests
 from engine_agent.ingress.settings import BodyParserTier, IngressSettings
-from engine_agent.ingress.side_process import GrpcProcess, without_taken_ports
 from engine_agent.ingress.supervisor import HaproxySupervisor
 from engine_agent.node.connection import report_interval_s
 from engine_agent.node.identity import Identity

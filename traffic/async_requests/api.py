@@ -2,7 +2,6 @@
 Ingresses forward these requests unchanged, so the application is identified here by its key. Decides nothing; services
 do."""
 
-from django.core.exceptions import RequestDataTooBig
 from django.http import HttpRequest, HttpResponseBase, JsonResponse
 from django.urls import path, re_path
 from drf_spectacular.utils import extend_schema, extend_schema_field
@@ -15,13 +14,12 @@ from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of, body_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
+from traffic.async_requests.consumers import ENDPOINTS, PREFIX
 from traffic.async_requests.models import RefusedMessage, RequestQueue
 from traffic.async_requests.planner import AsyncSettings
 from traffic.async_requests.planning.kafka import KafkaSecurity, SaslMechanism, TopicSettings
 from traffic.async_requests.selectors import async_request_json, async_request_of
 from traffic.async_requests.services.body_groups import answer_load
-from traffic.async_requests.services.group_intake import INTAKE
-from traffic.async_requests.services.intake import AsyncSubmission
 from traffic.async_requests.services.queues import request_queue_declare, request_queue_withdraw
 from traffic.async_requests.services.requests import async_request_cancel
 from traffic.files.api import away_refused
@@ -29,28 +27,13 @@ from traffic.tenants.api import application_view, unknown_path
 from traffic.tenants.planner import ApplicationRefused
 from traffic.tenants.selectors import Application
 
-ENDPOINTS = {"chat/completions": "/v1/chat/completions", "completions": "/v1/completions"}
 APPLICATIONS = "applications' requests are counted as usage, by key; they change nothing that operators run"
 
 
 @application_view("POST", audit_exempt_as=APPLICATIONS)
-@away_refused()
-def accept(request: HttpRequest, application: Application, kind: str) -> HttpResponseBase:
-    """POST /v1/async/chat/completions or /v1/async/completions: 202 and the URL of the outcome."""
-    now, settings = clock.now(), AsyncSettings()
-    submission = AsyncSubmission(
-        path=ENDPOINTS[kind],
-        body=_body(request, settings),
-        region=request.headers.get("X-Switchyard-Region", ""),
-        limit_ms=request.headers.get("X-Switchyard-Deadline-Ms"),
-        callback_url=request.headers.get("X-Switchyard-Callback-Url"),
-        idempotency_key=request.headers.get("Idempotency-Key"),
-    )
-    accepted, is_new = INTAKE.accept(application, submission, now=now, settings=settings)
-    shown = async_request_json(answer_load(accepted), settings)
-    if is_new and accepted.callback_secret:
-        shown["callback_secret"] = accepted.callback_secret
-    return JsonResponse(shown, status=202, headers={"Location": f"/v1/async/{accepted.id}"})
+def accept(request: HttpRequest, application: Application) -> HttpResponseBase:
+    """A POST without a body; others are accepted in front of Django (`consumers.AcceptAsync`)."""
+    raise ApplicationRefused(400, "invalid_json", "the request body is not valid JSON: it is empty")
 
 
 @application_view("GET", "DELETE", audit_exempt_as=APPLICATIONS)
@@ -66,21 +49,7 @@ def detail(request: HttpRequest, application: Application, request_id: str) -> H
     return JsonResponse(async_request_json(answer_load(stored), AsyncSettings()))
 
 
-no_such_path = unknown_path(
-    ", ".join(f"/v1/async/{kind}" for kind in ENDPOINTS) + " and /v1/async/ID", audit_exempt_as=APPLICATIONS
-)
-
-
-def _body(request: HttpRequest, settings: AsyncSettings) -> bytes:
-    """Returns the body, without reading it if its stated length is too large."""
-    too_long = ApplicationRefused(413, "request_too_large", f"the body is longer than {settings.max_body_bytes} bytes")
-    length = request.headers.get("Content-Length", "")
-    if length.isdecimal() and int(length) > settings.max_body_bytes:
-        raise too_long
-    try:
-        return request.body
-    except RequestDataTooBig:  # a chunked body, without a stated length
-        raise too_long from None
+no_such_path = unknown_path(f"{', '.join(ENDPOINTS)} and {PREFIX}ID", audit_exempt_as=APPLICATIONS)
 
 
 REFUSED_SHOWN = 20
@@ -173,7 +142,7 @@ class RequestQueueViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Req
 ROUTES = (("request-queues", RequestQueueViewSet, "request-queue"),)
 
 urlpatterns = [
-    *(path(kind, accept, {"kind": kind}, name=f"async-{kind}") for kind in ENDPOINTS),
+    *(path(each.removeprefix(PREFIX), accept, name=f"async-{each.removeprefix(PREFIX)}") for each in ENDPOINTS),
     path("<str:request_id>", detail, name="async-request"),
     re_path(r"^", no_such_path),
 ]

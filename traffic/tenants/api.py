@@ -39,6 +39,9 @@ from traffic.tenants.services import (
 
 View = Callable[..., HttpResponseBase]
 RETRY_AFTER_S = 5
+APPLICATION = "switchyard.application"
+"""Scope entry with the application of the request's key, identified before its body was read
+(controlplane.request_bodies)."""
 
 
 def openai_error(

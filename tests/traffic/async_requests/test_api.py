@@ -1,18 +1,26 @@
 """Near-real-time requests over HTTP in OpenAI's format: access, answers and ownership."""
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from asgiref.sync import async_to_sync, sync_to_async
+from django.core.asgi import get_asgi_application
+from django.http import HttpResponse
 from django.test import Client
 
+from controlplane.request_bodies import KnownApplications, RequestBodies
+from kernel import clock
 from tests.fleet.rows import NOW
 from tests.traffic.rows import ANSWER, BODY, serving_fleet
+from traffic.async_requests.consumers import AcceptAsync
 from traffic.async_requests.models import AsyncRequest
 from traffic.async_requests.planner import AsyncState
+from traffic.async_requests.services.group_intake import GroupIntake
 from traffic.async_requests.services.requests import async_request_end
 from traffic.keys.services import key_create, key_revoke, keys_require
 from traffic.tenants.models import GrantUse
+from traffic.tenants.selectors import Application, application_of
 from traffic.tenants.services import tenant_grant_create
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
@@ -30,8 +38,38 @@ def key_of(tenant: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {new.text}"}
 
 
-def post(headers: dict[str, str] | None = None, body: bytes = BODY, path: str = CHAT) -> Any:
-    return Client().post(path, body, content_type="application/json", headers=headers)
+async def _in_this_thread(work: Any) -> Any:
+    """The thread with the test's transaction."""
+    return await sync_to_async(work, thread_sensitive=True)()
+
+
+async def _application(authorization: str) -> Application:
+    found: Application = await _in_this_thread(lambda: application_of(authorization, clock.now()))
+    return found
+
+
+def post(headers: dict[str, str] | None = None, body: bytes = BODY, path: str = CHAT) -> HttpResponse:
+    """What web answers, from its first application on."""
+    django = cast(Any, get_asgi_application())
+    web = RequestBodies(AcceptAsync(django, GroupIntake(in_thread=_in_this_thread)), KnownApplications(_application))
+    given = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    scope = {
+        "type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b"",
+        "headers": [(name.lower().encode(), text.encode()) for name, text in given.items()],
+        "client": ("127.0.0.1", 5000), "server": ("127.0.0.1", 80), "scheme": "http", "http_version": "1.1",
+    }  # fmt: skip
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async_to_sync(web)(scope, receive, send)
+    own = {name.decode(): text.decode() for name, text in sent[0]["headers"]}
+    content_type = own.pop("content-type")
+    return HttpResponse(sent[1]["body"], status=sent[0]["status"], headers=own, content_type=content_type)
 
 
 def code_of(answer: Any) -> tuple[int, str]:

@@ -1,93 +1,126 @@
-"""Accepts concurrent requests of one process together. While one thread writes a group, the requests of the others form
-the next group, so a lone request waits for nothing and many share their statements."""
+"""Accepts concurrent requests of one process together. While a thread writes a group, the requests that arrive form the
+next one. A lone request waits for nothing. Once groups have several requests, each waits `PAUSE_S` for more, because
+its statements cost more than its rows."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from datetime import datetime
-from threading import Event, Lock
+from functools import partial
+from typing import Any
 
-from django.db import connection
+from asgiref.sync import sync_to_async
+from django.db import connections
 
-from traffic.async_requests.models import AsyncRequest
+from kernel import clock
 from traffic.async_requests.planner import AsyncSettings
-from traffic.async_requests.services.intake import (
-    AcceptedId,
-    AsyncSubmission,
-    async_request_accept,
-    async_requests_accept,
-)
+from traffic.async_requests.selectors import async_request_json
+from traffic.async_requests.services.body_groups import answer_load
+from traffic.async_requests.services.intake import AcceptedId, AsyncSubmission, async_requests_accept
+from traffic.tenants.planner import ApplicationRefused
 from traffic.tenants.selectors import Application
 
-GROUP_MOST = 100
+GROUP_MOST = 250
+PAUSE_S = 0.02
+
+Shown = dict[str, Any]
+InThread = Callable[[Callable[[], list[Shown | Exception]]], Awaitable[list[Shown | Exception]]]
 
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """One thread's request. `result` is set by the thread that writes its group; None when it is woken to write."""
-
     application: Application
     submission: AsyncSubmission
-    result: AcceptedId | BaseException | None = None
-    woken: Event = field(default_factory=Event)
+    shown: "asyncio.Future[Shown]"
 
 
 class GroupIntake:
-    """At most one thread writes at a time; it hands over to a waiting one."""
+    """For one event loop. At most one group is written at a time, in a separate thread unless `in_thread` runs it
+    elsewhere."""
 
-    def __init__(self) -> None:
-        self._lock = Lock()
+    def __init__(self, settings: AsyncSettings | None = None, in_thread: InThread | None = None) -> None:
+        self._settings = settings or AsyncSettings()
+        self._threads = ThreadPoolExecutor(1, "near-real-time")
+        self._in_thread = in_thread or self._in_own_thread
         self._waiting: list[_Waiting] = []
-        self._is_writing = False
+        self._writing: asyncio.Task[None] | None = None
 
-    def accept(
-        self, application: Application, submission: AsyncSubmission, *, now: datetime, settings: AsyncSettings
-    ) -> tuple[AsyncRequest, bool]:
-        """As `async_request_accept`. Requests inside of a transaction are accepted alone."""
-        if connection.in_atomic_block:
-            return async_request_accept(application=application, submission=submission, now=now, settings=settings)
-        mine = _Waiting(application, submission)
-        with self._lock:
-            self._waiting.append(mine)
-            writes, self._is_writing = not self._is_writing, True
-        if not writes:
-            mine.woken.wait()
-        if mine.result is None:
-            self._write(mine, now, settings)
-        if isinstance(mine.result, AcceptedId):
-            return mine.result.request(), mine.result.is_new
-        raise mine.result or RuntimeError("the thread that wrote the group was killed")
+    async def accept(self, application: Application, submission: AsyncSubmission) -> Shown:
+        """Accepts a request. Returns it in the application's format. Raises ApplicationRefused, or StoreAway or
+        DatabaseError if it cannot be stored now."""
+        loop = asyncio.get_running_loop()
+        shown: asyncio.Future[Shown] = loop.create_future()
+        self._waiting.append(_Waiting(application, submission, shown))
+        if self._writing is None:
+            self._writing = loop.create_task(self._write_all())
+        return await shown
 
-    def _write(self, mine: _Waiting, now: datetime, settings: AsyncSettings) -> None:
-        with self._lock:
-            self._waiting.remove(mine)
-            group = [mine, *self._waiting[: GROUP_MOST - 1]]
-            del self._waiting[: GROUP_MOST - 1]
+    async def _write_all(self) -> None:
         try:
-            for application in {each.application for each in group}:
-                _accept([each for each in group if each.application == application], now, settings)
+            while self._waiting:
+                group = self._waiting[:GROUP_MOST]
+                del self._waiting[:GROUP_MOST]
+                await self._write(group)
+                if len(group) > 1 and len(self._waiting) < GROUP_MOST:
+                    await asyncio.sleep(PAUSE_S)
         finally:
-            with self._lock:
-                following = self._waiting[0] if self._waiting else None
-                self._is_writing = following is not None
-            for each in group[1:]:
-                each.woken.set()
-            if following is not None:
-                following.woken.set()
+            self._writing = None
+
+    async def _write(self, group: list[_Waiting]) -> None:
+        several = [(each.application, each.submission) for each in group]
+        results: Sequence[Shown | Exception]
+        try:
+            results = await self._in_thread(partial(_accept_all, several, clock.now(), self._settings))
+        except Exception as error:
+            results = [error for _ in group]
+        for each, result in zip(group, results, strict=True):
+            if each.shown.done():
+                continue  # the client is gone
+            if isinstance(result, Exception):
+                each.shown.set_exception(result)
+            else:
+                each.shown.set_result(result)
+
+    async def _in_own_thread(self, work: Callable[[], list[Shown | Exception]]) -> list[Shown | Exception]:
+        def fresh() -> list[Shown | Exception]:
+            try:
+                return work()
+            finally:
+                connections.close_all()  # back to the pool that web's threads share
+
+        return await sync_to_async(fresh, thread_sensitive=False, executor=self._threads)()
 
 
-def _accept(group: list[_Waiting], now: datetime, settings: AsyncSettings) -> None:
-    results: Sequence[AcceptedId | BaseException]
+def _accept_all(
+    several: Sequence[tuple[Application, AsyncSubmission]], now: datetime, settings: AsyncSettings
+) -> list[Shown | Exception]:
+    """Accepts the requests of each application in one statement. An error of one application is the result of its
+    requests only."""
+    numbers: dict[Application, list[int]] = {}
+    for number, (application, _) in enumerate(several):
+        numbers.setdefault(application, []).append(number)
+    results: dict[int, Shown | Exception] = {}
+    for application, own in numbers.items():
+        submissions = [several[number][1] for number in own]
+        results |= zip(own, _accept_of(application, submissions, now, settings), strict=True)
+    return [results[number] for number in range(len(several))]
+
+
+def _accept_of(
+    application: Application, submissions: Sequence[AsyncSubmission], now: datetime, settings: AsyncSettings
+) -> list[Shown | Exception]:
     try:
-        results = async_requests_accept(
-            application=group[0].application,
-            submissions=[each.submission for each in group],
-            now=now,
-            settings=settings,
-        )
+        accepted = async_requests_accept(application=application, submissions=submissions, now=now, settings=settings)
+        return [each if isinstance(each, ApplicationRefused) else _shown(each, settings) for each in accepted]
     except Exception as error:
-        results = [error for _ in group]
-    for each, result in zip(group, results, strict=True):
-        each.result = result
+        return [error for _ in submissions]
 
 
-INTAKE = GroupIntake()
+def _shown(accepted: AcceptedId, settings: AsyncSettings) -> Shown:
+    """The secret of a callback is shown once."""
+    request = accepted.request()
+    shown = async_request_json(request if accepted.is_new else answer_load(request), settings)
+    if accepted.is_new and request.callback_secret:
+        shown["callback_secret"] = request.callback_secret
+    return shown
