@@ -64,7 +64,7 @@ def valkey_cluster(folder: Path, nodes: int = 3) -> Iterator[list[Server]]:
         own = folder / str(number)
         own.mkdir()
         port, bus = str(free_port()), str(free_port())
-        mode = ("--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--cluster-require-full-coverage", "no")
+        mode = ("--cluster-enabled", "yes", "--cluster-node-timeout", "15000", "--cluster-require-full-coverage", "no")
         servers.append(Server(int(port), own, "--port", port, "--cluster-port", bus, *mode))
         servers[-1].bus = int(bus)
     try:
@@ -76,8 +76,9 @@ def valkey_cluster(folder: Path, nodes: int = 3) -> Iterator[list[Server]]:
             with server.client() as client:
                 client.execute_command("CLUSTER", "ADDSLOTSRANGE", first, end - 1)
                 client.execute_command("CLUSTER", "SET-CONFIG-EPOCH", number + 1)
-                client.execute_command("CLUSTER", "MEET", "127.0.0.1", servers[0].port, servers[0].bus)
-        assert eventually(lambda: all(_known_nodes(server) == nodes for server in servers))
+                for other in servers[:number]:
+                    client.execute_command("CLUSTER", "MEET", "127.0.0.1", other.port, other.bus)
+        assert eventually(lambda: all(_known_nodes(server) == nodes for server in servers), within_s=60.0)
         yield servers
     finally:
         for server in servers:
