@@ -88,9 +88,8 @@ def valkey_cluster(folder: Path, nodes: int = 3) -> Iterator[list[Server]]:
 def _known_nodes(server: Server) -> int:
     """Nodes with slots that this one knows, once the cluster serves."""
     with server.client() as client:
-        state = client.execute_command("CLUSTER INFO")
-        served = client.execute_command("CLUSTER SLOTS")
-    return len(served) if b"cluster_state:ok" in (state if isinstance(state, bytes) else str(state).encode()) else 0
+        state = client.execute_command("CLUSTER INFO")["cluster_state"]
+        return len(client.execute_command("CLUSTER SLOTS")) if state == "ok" else 0
 
 
 def _answers(server: Server) -> bool:
