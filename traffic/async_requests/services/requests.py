@@ -156,7 +156,8 @@ WITH RECURSIVE tenants AS (
         FROM traffic_asyncrequest waiting
         WHERE waiting.tenant = tenants.tenant AND {waiting}
             AND NOT ((waiting.region_id || ' ' || waiting.model) = ANY(%(full)s))
-        ORDER BY waiting.due_at, waiting.id LIMIT %(count)s
+        ORDER BY waiting.due_at, waiting.id
+        LIMIT least(%(count)s, greatest(0, %(per_tenant)s - coalesce(busy.sending, 0)))
     ) oldest
 ), placed AS (
     SELECT id, turn, due_at, target, row_number() OVER (PARTITION BY target ORDER BY turn, due_at) AS place
@@ -183,8 +184,8 @@ FROM leased ORDER BY turn, was_due_at
              OR (waiting.state = 'sending' AND waiting.leased_until <= %(now)s))""",
     responses=RESPONSES_PATH,
 )
-"""Tenants take turns, so that a large queue delays only its own tenant. A pass reads at most `count` rows of each, so
-its cost does not grow with the queue."""
+"""Tenants take turns, so that a large queue delays only its own tenant. A pass reads at most `count` rows of each, and
+no more than may be sent for it, so its cost does not grow with the queue."""
 
 
 @dataclass(frozen=True, slots=True)
