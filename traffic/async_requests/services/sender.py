@@ -29,6 +29,8 @@ from traffic.routing.services.ingress_client import AcceptedRequest, accepted_re
 
 ADDRESSES_FOR_S = 0.5
 """Interval at which changed ingresses are found."""
+FULL_S = 1.0
+"""Interval at which other targets are searched while no known one has room: it reads the whole queue."""
 Unsettled = tuple[LeasedRequest, AttemptResponse, "asyncio.Future[Verdict | None]"]
 
 log = logging.getLogger(__name__)
@@ -46,6 +48,7 @@ class AsyncSender(LeaseLoop[LeasedRequest]):
         self._addresses: dict[str, list[IngressAddress]] = {}
         self._addresses_at_s = float("-inf")
         self._claims_again_at = -1
+        self._claimed_at_s = float("-inf")
         self._unsettled: list[Unsettled] = []
         self._settling: asyncio.Task[None] | None = None
 
@@ -60,6 +63,9 @@ class AsyncSender(LeaseLoop[LeasedRequest]):
         if monotonic() - self._addresses_at_s >= ADDRESSES_FOR_S:
             self._addresses, self._addresses_at_s = ingress_addresses_by_region(), monotonic()
         rooms = {target: window.room for target, window in self._windows.items()}
+        if self.running and not any(rooms.values()) and monotonic() - self._claimed_at_s < FULL_S:
+            return []
+        self._claimed_at_s = monotonic()
         claimed = async_requests_claim(count=free, rooms=rooms, now=now, settings=self._settings)
         self._claims_again_at = (len(self.running) + len(claimed)) // 2 if claimed else -1
         return claimed
