@@ -43,9 +43,9 @@ def _several(request: Mapping[str, Any]) -> bool:
     )
 
 
-def _seeded(request: Mapping[str, Any]) -> bool:
-    temperature = request.get("temperature")
-    return isinstance(request.get("seed"), int) and not (isinstance(temperature, int | float) and temperature <= 0)
+def _logprobs_of_response(request: Mapping[str, Any]) -> bool:
+    include = request.get("include")
+    return isinstance(include, list) and "message.output_text.logprobs" in include
 
 
 LIMITS: Final = (
@@ -74,12 +74,16 @@ LIMITS: Final = (
         lambda request: request.get("prompt_embeds") is not None,
     ),
     Limit(
-        "seeded_sampling",
-        "`seed` with a temperature above 0",
-        "the next engine's random numbers begin anew, so the rest would not be what the seed promises",
-        _seeded,
+        "logprobs_of_response",
+        "`include: message.output_text.logprobs` of Responses",
+        "the last events repeat those of all tokens, and the next engine knows only those of new tokens",
+        _logprobs_of_response,
     ),
-    Limit("no_marks", "engines without replay", "only vLLM and sim begin with tokens that they did not compute"),
+    Limit(
+        "no_marks",
+        "engines without replay; `seed` where an engine cannot repeat its numbers",
+        "only vLLM and sim begin with tokens that they did not compute, and vLLM knows which numbers a seed gives",
+    ),
     Limit("not_streaming", "answers that are not streamed", "nothing reached the client, so the request is repeated"),
     Limit("kept_bytes", "bodies or events above 1 MiB, some 40,000 tokens", "memory of the relay is bounded"),
     Limit("attempts", "a stream that lost 3 cells, or left 16", "its own request may be what ends them"),

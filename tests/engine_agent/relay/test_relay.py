@@ -203,8 +203,7 @@ def test_an_answer_that_is_not_streamed_is_repeated(tmp_path: Path) -> None:
         ({"echo": True}, "prompt_logprobs"),
         ({"prompt_logprobs": 1}, "prompt_logprobs"),
         ({"prompt_embeds": "x"}, "prompt_embeddings"),
-        ({"seed": 1}, "seeded_sampling"),
-        ({"seed": 1, "temperature": 0.5}, "seeded_sampling"),
+        ({"include": ["message.output_text.logprobs"]}, "logprobs_of_response"),
     ],
 )
 def test_requests_that_cannot_continue_end_as_without_a_relay(tmp_path: Path, more: Any, code: str) -> None:
@@ -217,9 +216,9 @@ def test_requests_that_cannot_continue_end_as_without_a_relay(tmp_path: Path, mo
     play(tmp_path, cell("a", 2, ending=broken_mark("engine_died") + FAREWELL), cell("b"), then=check)
 
 
-def test_a_greedy_seed_continues(tmp_path: Path) -> None:
+def test_a_seed_continues_at_engines_that_mark_it(tmp_path: Path) -> None:
     async def check(rig: Rig) -> None:
-        assert await rig.text(seed=1, temperature=0) == WORDS
+        assert await rig.text(seed=1, temperature=0.5, include=["other"]) == WORDS
 
     play(tmp_path, cell("a", 2), cell("b"), then=check)
 
