@@ -113,11 +113,12 @@ async def test_a_relay_that_dies_cuts_its_streams_and_nothing_else(ingress: Runn
         relay = ingress.ingress.relays.processes[0]
         assert relay.pid is not None
         cell.release.clear()
-        running = asyncio.create_task(stream(ingress))
-        await eventually(lambda: cell.in_flight == 1)
-        os.kill(relay.pid, signal.SIGKILL)
-        with pytest.raises(httpx.RemoteProtocolError):
-            await running
+        async with ingress.http.stream("POST", "/v1/chat/completions", json=STREAM) as answer:
+            lines = answer.aiter_lines()
+            await anext(lines)  # before its first byte the request would be repeated
+            os.kill(relay.pid, signal.SIGKILL)
+            with pytest.raises(httpx.RemoteProtocolError):
+                [line async for line in lines]
         cell.release.set()
         assert words_of((await stream(ingress)).content) == WHOLE
         await eventually(lambda: ingress.ingress.relays.exits == 1, what="the death is counted")
