@@ -46,7 +46,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     _expected = b""
     _take: Callable[[], bool] = staticmethod(lambda: False)
     _missing: int | None = 0
-    """Bytes until the end of the frame that the parser is reading. None: unknown, as a head arrived in two parts."""
+    """Bytes until the end of the frame that the parser is reading, or None if a head arrived in two parts."""
 
     def expect(self, message: bytes, take: Callable[[], bool]) -> None:
         """From now on `take` is called for a text message of exactly these bytes. If it returns True, the application

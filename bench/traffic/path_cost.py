@@ -46,10 +46,10 @@ class Load:
 LOADS = (
     Load("request, 400/s", "rate", 400, WHOLE, "requests"),
     Load("chunk, 2,000/s", "rate", 20, STREAM, "events"),
-    Load("request, 64 at once", "closed", 64, WHOLE, "requests", 0.25),
-    Load("chunk, 64 streams at once", "closed", 64, FLOOD, "events", 0.5),
+    Load("request, 64 together", "closed", 64, WHOLE, "requests", 0.25),
+    Load("chunk, 64 streams together", "closed", 64, FLOOD, "events", 0.5),
 )
-"""At a fixed rate most wake-ups find one request or chunk, and cold caches. With many at once they find several."""
+"""At a fixed rate most wake-ups find one request or chunk, and cold caches. With many together they find several."""
 
 
 @dataclass(frozen=True)

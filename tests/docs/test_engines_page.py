@@ -134,6 +134,10 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
         "sim": (SIM_PROXY, "test_a_real_time_request_takes_the_place_of_batch_work"),
     },
     "streams continue at another cell": {
+        "vllm": (
+            f"{AGENT}/engines/vllm/continuation/test_real_continuation.py",
+            "test_a_stream_continues_as_if_it_was_not_cut",
+        ),
         "sim": (f"{AGENT}/engines/sim/test_continuing.py", "test_a_repeat_gives_the_same_events_and_usage"),
     },
     "cached prompts listed for routing": {
@@ -161,13 +165,6 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
             f"{AGENT}/engines/vllm/test_kv_store.py",
             "test_an_engine_finds_what_a_killed_one_has_computed",
         ),
-    },
-    "streams that another cell began": {
-        "vllm": (
-            f"{AGENT}/engines/vllm/continuation/test_real_continuation.py",
-            "test_a_stream_continues_as_if_it_was_not_cut",
-        ),
-        "sim": (f"{AGENT}/engines/sim/test_continuing.py", "test_a_repeat_gives_the_same_events_and_usage"),
     },
     "a dead engine leaves the cell unhealthy": {
         "vllm": (VLLM, "when_its_core_is_killed_the_engine_is_unhealthy_and_ends"),

@@ -17,7 +17,7 @@ WELL = ListenerView(ago(3600), ago(-4))
 
 
 def calm(*extra: Any, cell_state: CellState = CellState.READY, **changes: Any) -> FleetView:
-    """A cell of two nodes and a node of its own, `n`, with changes."""
+    """A cell of two nodes, and a node `n` without a cell, with changes."""
     own = {"listener": "a", **changes.pop("report", {})}
     others = (member(name, report={"listener": "a"}) for name in "lf")
     view = fleet(*others, node("n", report=own, **changes), cell("c1", "l", "f", state=cell_state), *extra, warm=1)
