@@ -31,7 +31,9 @@ OF_NODES = {
 FILES = {
     ".s.PGSQL.5432": "PostgreSQL", "valkey.sock": "Valkey", "admin.sock": "HAProxy administration",
     "master.sock": "HAProxy administration",
-    **dict.fromkeys(("parsed.sock", "parser.sock", "no-cell.sock", "sticky.sock", "door.sock"), "HAProxy internal"),
+    **dict.fromkeys(
+        ("parsed.sock", "parser.sock", "no-cell.sock", "sticky.sock", "door.sock", "attempts.sock"), "HAProxy internal"
+    ),
     "held.sock": "bell of held requests", "cache-index.sock": "index of caches",
 }  # fmt: skip
 
@@ -90,10 +92,12 @@ def name_of(fleet: RunningFleet, port: int, process: psutil.Process) -> str:
 
 
 def of_file(process: psutil.Process, path: str) -> tuple[str, str]:
-    """Name, and who may open it. HAProxy first listens under a temporary name, in its own folder."""
-    file = Path(process.cwd()) / re.sub(r"\.\d+\.tmp$", "", path)
+    """Name, and who may open it. HAProxy and relays first listen under a temporary name, in the same folder."""
+    file = Path(process.cwd()) / re.sub(r"(?<=\.sock)\.\d+(\.tmp)?$", "", path)
     is_private = any(not stat.S_IMODE(each.stat().st_mode) & 0o077 for each in (file, file.parent) if each.exists())
     is_vllm = file.parent.name.startswith("switchyard-engine-")
+    if re.fullmatch(r"\d+\.sock", file.name):
+        return "relay", "its owner" if is_private else "anybody"
     return "vLLM internal" if is_vllm else FILES.get(file.name, str(file)), "its owner" if is_private else "anybody"
 
 

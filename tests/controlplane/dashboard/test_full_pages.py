@@ -45,13 +45,14 @@ def forget_what_ifs() -> None:
 
 @pytest.fixture(scope="module")
 def few(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[dict[str, int]]:
-    """Queries of each page while there was one of everything; from then on there are seven."""
+    """Queries of each page while there were two of everything, one of them on its way; from then on there are seven."""
     with rows_of_a_file(django_db_blocker):
-        one_more_of_everything(0)
+        for number in range(2):
+            one_more_of_everything(number)
         client = signed_in()
         forget_what_ifs()
         counts = {url: queries(client, url) for url in FLEET_PAGES}
-        for number in range(1, 7):
+        for number in range(2, 7):
             one_more_of_everything(number)
         yield counts
 

@@ -41,7 +41,7 @@ class SecureFront:
             server.close()
             for task in self._tasks:
                 task.cancel()
-            await asyncio.gather(*self._tasks)
+            await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
