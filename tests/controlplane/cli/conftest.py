@@ -1,5 +1,6 @@
 """Runs the command in this process against the real application, with a real user's token."""
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -69,8 +70,14 @@ def environ(token: str, tmp_path: Path, kept_schema: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def switchyard(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Switchyard:
+def switchyard(
+    environ: dict[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Switchyard:
     from django.test.client import ClientHandler
+
+    # The server logs in this process. A handler of an earlier test whose stream is closed would complain on the
+    # command's standard error.
+    monkeypatch.setattr(logging, "raiseExceptions", False)
 
     def application(environ: dict[str, Any], start_response: Any) -> Any:
         """The real application on this thread's connection, so that it sees the test's transaction."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
 from tests.controlplane.dashboard.web import browser_binary
 
@@ -75,12 +75,14 @@ class Watched:
         self.url = url
         self.look = look
         self._trouble: list[str] = []
+        self._aborted = 0
         viewport = {"width": look.width, "height": HEIGHT}
         self.context = browser.new_context(color_scheme=look.theme, viewport=viewport, storage_state=session)  # type: ignore[arg-type]
         self.context.set_default_timeout(LIMIT_MS)
         self.page: Page = self.context.new_page()
         self.page.on("console", lambda said: self._note(said.text) if said.type in {"error", "warning"} else None)
         self.page.on("pageerror", lambda error: self._note(str(error)))
+        self.page.on("requestfailed", self._note_abort)
         self.page.on("request", lambda request: None if self._is_ours(request.url) else self._note(request.url))
 
     def log_in(self, password: str) -> None:
@@ -105,7 +107,12 @@ class Watched:
         self.page.set_viewport_size({"width": look.width, "height": HEIGHT})
 
     def trouble(self) -> list[str]:
+        """htmx logs two errors for a request that ends because its page is left. Other failures name another cause."""
         found, self._trouble = self._trouble, []
+        for _ in range(2 * self._aborted):
+            if (left := next((text for text in found if text.startswith("htmx:")), None)) is not None:
+                found.remove(left)
+        self._aborted = 0
         if beyond := self.page.evaluate(BEYOND):
             found.append(f"{beyond} px wider than the window")
         return found
@@ -126,6 +133,9 @@ class Watched:
 
     def _is_ours(self, address: str) -> bool:
         return address.startswith((self.url, self.url.replace("http", "ws", 1), "data:", "blob:"))
+
+    def _note_abort(self, request: Request) -> None:
+        self._aborted += request.failure == "net::ERR_ABORTED"
 
     def _note(self, text: str) -> None:
         self._trouble.append(text)
