@@ -154,16 +154,19 @@ def an_image_that_no_registry_has_turns_back(cluster: Cluster) -> None:
 
 
 def a_task_that_no_row_knows_is_stopped(cluster: Cluster) -> None:
-    """As after a backup was restored: the task has the tags of this install."""
+    """As after a backup was restored: the task has the tags of this install. One that names the cell that it serves is
+    only reported."""
     cloud = cluster.cloud
     some = cluster.tasks()[0]
+    serves = {"switchyard:node", "switchyard:cell", "switchyard:generation"}
+    tags = [tag for tag in some["tags"] if tag["key"] not in serves]
     environment = [{"name": "SWITCHYARD_UNIT", "value": "u-0"}]
 
     def started() -> str:
         """Its task. The memory of a container instance is free once its last task has ended."""
         taken = {one["containerInstanceArn"] for one in cluster.tasks()}
         answer = cluster.ecs.start_task(
-            cluster=cluster.name, taskDefinition=some["taskDefinitionArn"], tags=some["tags"],
+            cluster=cluster.name, taskDefinition=some["taskDefinitionArn"], tags=tags,
             containerInstances=[next(arn for arn in cluster.instances() if arn not in taken)],
             overrides={"containerOverrides": [{"name": "agent", "environment": environment}]},
         )  # fmt: skip
