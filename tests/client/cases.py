@@ -113,7 +113,7 @@ CASES: dict[str, dict[str, Any]] = {
         east=[refused(401, "invalid_api_key")], west=[said("no")], hosts=["east"],
     ),
     "a_hedge_that_fails_waits_for_the_first": case(
-        [POST], [{"text": "late", "attempts": 2}], options={"hedge_after_s": 0.02}, hosts=["east", "west"],
+        [POST], [{"text": "late", "attempts": 2}], options={"hedge_after_s": 0.2}, hosts=["east", "west"],
         east=[{**said("late"), "after": "west"}], west=[refused(500, "ingress_error")],
     ),
     "an_error_that_is_no_json": case(
@@ -137,7 +137,7 @@ CASES: dict[str, dict[str, Any]] = {
         [POST], [{"text": "west"}], east=[NEVER], west=[said("west")], options={"silence_s": 1.0}, closed=["east"],
     ),
     "a_hedge_wins_and_the_slow_attempt_is_closed": case(
-        [POST], [{"text": "fast", "attempts": 2}], east=[NEVER], west=[said("fast")], options={"hedge_after_s": 0.02},
+        [POST], [{"text": "fast", "attempts": 2}], east=[NEVER], west=[said("fast")], options={"hedge_after_s": 0.2},
         hosts=["east", "west"], closed=["east"],
     ),
     "a_stream": case(
