@@ -11,7 +11,7 @@ import redis
 from django.conf import settings as django_settings
 from redis.backoff import NoBackoff
 from redis.connection import Connection, ConnectionPool, SSLConnection
-from redis.crc import key_slot
+from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.retry import Retry
 
 from kernel.outbound import RefusedUrl, choose_address, parse_networks
@@ -136,8 +136,10 @@ class ValkeyWriter:
         if not self._slots:
             client: Any = self._client(node)
             found: Any = _executed(lambda: client.execute_command("CLUSTER SLOTS"))
-            for first, last, (host, port, *_), *_ in found:
-                self._slots |= dict.fromkeys(range(first, last + 1), _named(host, port, node))
+            try:
+                self._slots = _slots_of(found, node)
+            except (TypeError, ValueError) as error:
+                raise SinkAway(f"it answers CLUSTER SLOTS with something else: {str(error)[:100]}") from error
         self._slots[int(moved.slot_id)] = _named(moved.host, moved.port, node)
 
     def _client(self, node: Node) -> "redis.Redis":
@@ -172,6 +174,16 @@ class ValkeyWriter:
             }
             options |= {"ssl_ca_data": row.ca_pem} if row.ca_pem else {}
         return redis.Redis(connection_pool=ConnectionPool(connection_class=kind, max_connections=1, **options))
+
+
+def _slots_of(found: Any, asked: Node) -> dict[int, Node]:
+    """The node of each slot in an answer to `CLUSTER SLOTS`. Raises TypeError or ValueError if it is something else."""
+    slots: dict[int, Node] = {}
+    for first, last, (host, port, *_), *_ in found:
+        if not 0 <= first <= last < REDIS_CLUSTER_HASH_SLOTS:
+            raise ValueError(f"slots {first} to {last}")
+        slots |= dict.fromkeys(range(first, last + 1), _named(host, port, asked))
+    return slots
 
 
 def _named(host: Any, port: Any, asked: Node) -> Node:
