@@ -179,3 +179,25 @@ def request_line(request_id: str, custom_id: str, received: AttemptResponse, cod
 def part_name(*, in_errors: bool, number: int) -> str:
     """Returns the name of an object. Parts are cut in the same way at each attempt, so they have the same lines."""
     return f"{'errors' if in_errors else 'output'}-{number:05d}.jsonl"
+
+
+Node = tuple[str, int]
+"""Host and port of a server of a cluster."""
+CLUSTER_SLOTS = 16384
+
+
+def slots_of(answer: Any, asked: Node) -> dict[int, Node]:
+    """Returns the node of each slot in an answer to `CLUSTER SLOTS`. Raises TypeError or ValueError if it is no such
+    answer."""
+    slots: dict[int, Node] = {}
+    for first, last, (host, port, *_), *_ in answer:
+        if not 0 <= first <= last < CLUSTER_SLOTS:
+            raise ValueError(f"slots {first} to {last}")
+        slots |= dict.fromkeys(range(first, last + 1), named_node(host, port, asked))
+    return slots
+
+
+def named_node(host: Any, port: Any, asked: Node) -> Node:
+    """Returns the node that an answer names. Without a host it is at that of the node that was asked."""
+    name = host.decode() if isinstance(host, bytes) else str(host or "")
+    return (name if name not in {"", "?"} else asked[0], int(port))

@@ -14,6 +14,7 @@ from traffic.batch_sinks.planner import (
     parse_valkey_url,
     part_name,
     retry_wait_s,
+    slots_of,
 )
 
 LINE = json.dumps({"custom_id": "ä {batch}", "error": None, "response": {"body": {"a": 1}}}).encode() + b"\n"
@@ -67,3 +68,27 @@ def test_attempts_wait_longer_and_end() -> None:
 def test_parts_are_numbered_by_file() -> None:
     assert part_name(in_errors=False, number=7) == "output-00007.jsonl"
     assert part_name(in_errors=True, number=0) == "errors-00000.jsonl"
+
+
+def test_slots_of_a_cluster_are_those_of_its_nodes() -> None:
+    answer = [[0, 1, [b"10.0.0.1", 6379, b"id"]], [2, 2, [b"", 6380, b"id"], [b"10.0.0.3", 6379, b"id"]]]
+    expected = {0: ("10.0.0.1", 6379), 1: ("10.0.0.1", 6379), 2: ("asked", 6380)}
+    assert slots_of(answer, ("asked", 6379)) == expected
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"OK",
+        None,
+        7,
+        [1],
+        [[0, 10**12, [b"10.0.0.1", 6379]]],
+        [[5, 1, [b"h", 1]]],
+        [[0, 1, []]],
+        [[0, 1, [b"h", b"x"]]],
+    ],
+)
+def test_what_a_cluster_does_not_answer_is_refused(answer: object) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        slots_of(answer, ("asked", 6379))

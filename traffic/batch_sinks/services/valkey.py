@@ -11,12 +11,12 @@ import redis
 from django.conf import settings as django_settings
 from redis.backoff import NoBackoff
 from redis.connection import Connection, ConnectionPool, SSLConnection
-from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
+from redis.crc import key_slot
 from redis.retry import Retry
 
 from kernel.outbound import RefusedUrl, choose_address, parse_networks
 from traffic.batch_sinks.models import BatchSink
-from traffic.batch_sinks.planner import Entry, SinkSettings, ValkeyAddress, parse_valkey_url
+from traffic.batch_sinks.planner import Entry, Node, SinkSettings, ValkeyAddress, named_node, parse_valkey_url, slots_of
 from traffic.batch_sinks.services.sinks import sink_password
 
 T = TypeVar("T")
@@ -61,10 +61,6 @@ class _PinnedConnection(Connection):
 
 class _PinnedTlsConnection(SSLConnection, _PinnedConnection):
     pass
-
-
-Node = tuple[str, int]
-"""Host and port."""
 
 
 class ValkeyWriter:
@@ -115,7 +111,7 @@ class ValkeyWriter:
     def _refusal(self, node: Node, entry: Entry, answer: Any) -> str:
         """Returns why an entry is refused for good, or empty. If its slot moves to another node, it is sent there."""
         if isinstance(answer, redis.exceptions.AskError):
-            (answer,) = self._set(_named(answer.host, answer.port, node), [entry], asking=True)
+            (answer,) = self._set(named_node(answer.host, answer.port, node), [entry], asking=True)
         if not isinstance(answer, Exception):
             return ""
         _raise_for_all(answer)
@@ -137,10 +133,10 @@ class ValkeyWriter:
             client: Any = self._client(node)
             found: Any = _executed(lambda: client.execute_command("CLUSTER SLOTS"))
             try:
-                self._slots = _slots_of(found, node)
+                self._slots = slots_of(found, node)
             except (TypeError, ValueError) as error:
                 raise SinkAway(f"it answers CLUSTER SLOTS with something else: {str(error)[:100]}") from error
-        self._slots[int(moved.slot_id)] = _named(moved.host, moved.port, node)
+        self._slots[int(moved.slot_id)] = named_node(moved.host, moved.port, node)
 
     def _client(self, node: Node) -> "redis.Redis":
         if node not in self._clients:
@@ -174,22 +170,6 @@ class ValkeyWriter:
             }
             options |= {"ssl_ca_data": row.ca_pem} if row.ca_pem else {}
         return redis.Redis(connection_pool=ConnectionPool(connection_class=kind, max_connections=1, **options))
-
-
-def _slots_of(found: Any, asked: Node) -> dict[int, Node]:
-    """The node of each slot in an answer to `CLUSTER SLOTS`. Raises TypeError or ValueError if it is something else."""
-    slots: dict[int, Node] = {}
-    for first, last, (host, port, *_), *_ in found:
-        if not 0 <= first <= last < REDIS_CLUSTER_HASH_SLOTS:
-            raise ValueError(f"slots {first} to {last}")
-        slots |= dict.fromkeys(range(first, last + 1), _named(host, port, asked))
-    return slots
-
-
-def _named(host: Any, port: Any, asked: Node) -> Node:
-    """The node that an answer names. Without a host it is at that of the node that was asked."""
-    name = host.decode() if isinstance(host, bytes) else str(host or "")
-    return (name if name not in {"", "?"} else asked[0], int(port))
 
 
 def _executed(work: Callable[[], T]) -> T:
