@@ -1,14 +1,9 @@
-"""One request in the relay. Its first run goes to HAProxy as it came, with the request for marks. A stream that breaks,
-leaves or stalls is run again at another cell, which repeats what the client has and continues. An answer that is not
-streamed is kept until it is whole, and its request is repeated instead.
-
-While a stream leaves a cell that still works, its old run only pauses. It resumes if no other cell takes the stream."""
+"""One request in the relay, and the answer that its client gets. Its first run goes to HAProxy as it came, with the
+request for marks. `failover` finds a further run for a stream that breaks, leaves or stalls. An answer that is not
+streamed is kept until it is whole, and its request is repeated instead."""
 
 import asyncio
-from time import monotonic
 from typing import Final
-
-import msgspec
 
 from engine_agent.cell_proxy.downstream import ClientConnection, contained, contained_task
 from engine_agent.cell_proxy.refusal import Refusal, proxy_failed
@@ -22,20 +17,19 @@ from engine_agent.cell_proxy.wire import (
     refusal_response,
     response_bytes,
 )
-from engine_agent.protocol.continuation import SERVER_HEADER, VERSION_HEADER
 from engine_agent.relay import continuable
 from engine_agent.relay.dialects import Dialect, dialect_of
-from engine_agent.relay.marked_stream import Diverged, MarkedStream, groups_of
+from engine_agent.relay.failover import Failover
+from engine_agent.relay.marked_stream import MarkedStream
 from engine_agent.relay.meter import RelayMeter
-from engine_agent.relay.repeat import Repeat, first_request, repeated_request, response_opening
+from engine_agent.relay.repeat import first_request, response_opening
 from engine_agent.relay.run import HaproxyPool, Run
 
 MOST_WHOLE_BYTES: Final = 256 * 1024
 """An answer up to here is kept until it is whole. The rest of a longer one passes, and is not repeated."""
 MOST_OPENING_BYTES: Final = 16 * 1024
-SENT_AGAIN: Final = 425
-"""HAProxy's status for an attempt that it wants again under the same name, for example for another region."""
-_NO_CELL: Final = frozenset({SENT_AGAIN, 429, 502, 503, 504})
+MOST_REPEATS: Final = 2
+"""Of a request whose client has nothing of its answer."""
 
 
 def _failed(code: str) -> Refusal:
@@ -43,7 +37,7 @@ def _failed(code: str) -> Refusal:
 
 
 class Exchange:
-    """Implements `Responder`."""
+    """Implements `Responder` for the client, and `Continued` for further runs."""
 
     def __init__(self, pool: HaproxyPool, meter: RelayMeter, head: RequestHead, client: ClientConnection) -> None:
         self._pool = pool
@@ -54,20 +48,13 @@ class Exchange:
         self._pieces: list[bytes] = []
         self._body: bytes | None = None
         self._run = Run(self, None)
-        self._next: Run | None = None
-        self._taken: asyncio.Future[str] | None = None
-        """Why the next run was refused; empty once it gives the client something new."""
-        self._task: asyncio.Task[None] | None = None
+        self._further = Failover(self, pool, meter, head, self._dialect)
+        self._connecting: asyncio.Task[None] | None = None
         self._whole = bytearray()
         self._opening = b""
         self._begun = self._ended = self._paused = False
         self._keep_alive = self._chunked = False
-        self._deaths = self._moves = self._repeats = 0
-        self._left_at: dict[bytes, float] = {}
-        """When the stream left a server, by name."""
-        self._version = b""
-        self._broke_at = 0.0
-        self._why, self._attempt_number = "", 0
+        self._repeats = 0
         meter.requests += 1
         meter.open += 1
 
@@ -103,7 +90,7 @@ class Exchange:
     @contained
     def download_resumed(self) -> None:
         self._paused = False
-        if self._next is None:
+        if not self._further.is_searching:
             self._run.resume()
 
     def crashed(self, error: Exception) -> None:
@@ -117,7 +104,7 @@ class Exchange:
     def check(self, now: float) -> None:
         """Moves a stream whose cell is silent."""
         stream = self._run.stream
-        is_running = self._begun and stream is not None and self._task is None and not self._paused
+        is_running = self._begun and stream is not None and not self._further.is_searching and not self._paused
         if is_running and now - self._run.last_byte_at >= continuable.STALLED_AFTER_S:
             self._run.last_byte_at = now
             self._leave("stalled")
@@ -127,7 +114,7 @@ class Exchange:
     def _send_first(self) -> None:
         connection = self._pool.take()
         if connection is None:
-            self._task = asyncio.get_running_loop().create_task(self._send_on_new())
+            self._connecting = asyncio.get_running_loop().create_task(self._send_on_new())
         else:
             self._send_on(connection)
 
@@ -136,10 +123,10 @@ class Exchange:
         try:
             connection = await self._pool.connect()
         except OSError as error:
-            self._task = None
+            self._connecting = None
             self._refuse(Refusal(503, "ingress_away", f"the relay cannot reach its ingress: {error}"))
             return
-        self._task = None
+        self._connecting = None
         self._send_on(connection)
 
     def _send_on(self, connection: EngineConnection) -> None:
@@ -153,9 +140,9 @@ class Exchange:
 
     @contained
     def received(self, run: Run, body: bytes, *, complete: bool) -> None:
-        if run is self._next:
-            self._received_next(run, body, complete=complete)
-        elif self._begun and self._task is not None:
+        if run is self._further.next:
+            self._further.received(run, body, complete=complete)
+        elif self._further.is_searching:
             run.held.append((body, complete))
         else:
             self._received(run, body, complete=complete)
@@ -163,15 +150,15 @@ class Exchange:
     @contained
     def run_failed(self, run: Run, fault: UpstreamFault) -> None:
         connection, run.connection = run.connection, None
-        if run is self._next:
-            self._settle("connection_lost")
-        elif self._begun and self._task is not None:
+        if run is self._further.next:
+            self._further.failed()
+        elif self._further.is_searching:
             return  # the stream leaves anyway
         elif run.response is None and connection is not None and connection.used_before and self._body is not None:
             self._send_first()
         elif self._begun and run.stream is not None:
-            self._broken("connection_lost")
-        elif not self._begun and run.response is not None and self._body is not None and self._repeats < 2:
+            self._further.begin("connection_lost", run, self._body, is_dead=True)
+        elif not self._begun and run.response is not None and self._body is not None and self._repeats < MOST_REPEATS:
             self._repeat("connection_lost")
         else:
             self._abandon()
@@ -193,7 +180,7 @@ class Exchange:
                 self._write(shown, complete=False)
             if complete:
                 run.end()
-                self._broken(stream.broken.decode("latin-1"))
+                self._further.begin(stream.broken.decode("latin-1"), run, self._body, is_dead=True)
             return
         if shown or complete:
             self._write(shown, complete=complete)
@@ -236,7 +223,6 @@ class Exchange:
 
     def _open(self, response: ResponseHead) -> bytes:
         self._begun = True
-        self._version = self._run.header(VERSION_HEADER)
         self._keep_alive = self._client.may_keep_alive()
         framing: list[tuple[bytes, bytes]] = []
         if response.content_length is not None and not response.bodiless:
@@ -267,6 +253,9 @@ class Exchange:
         if self._ended:
             return
         self._meter.lost[code] += 1
+        if not self._begun:
+            self._refuse(_failed(code))
+            return
         stream = self._run.stream
         farewell = b"" if stream is None else stream.farewell
         if not farewell and self._dialect is not None:
@@ -288,12 +277,11 @@ class Exchange:
         self._forget()
         self._meter.open -= 1
         self._run.end()
-        if self._next is not None:
-            self._next.end()
-        if self._task is not None and self._task is not asyncio.current_task():
-            self._task.cancel()
+        self._further.end()
+        if self._connecting is not None:
+            self._connecting.cancel()
 
-    # --- another run ---
+    # --- further runs ---
 
     def _repeat(self, why: str) -> None:
         self._repeats += 1
@@ -302,38 +290,18 @@ class Exchange:
         self._run = Run(self, None)
         self._send_first()
 
-    def _broken(self, why: str) -> None:
-        """The stream's cell is gone."""
-        self._deaths += 1
-        self._broke_at = monotonic()
-        self._avoid(self._run)
-        self._begin(why)
-
     def _leave(self, why: str) -> None:
-        """The stream's cell still works, and its run can resume."""
-        self._moves += 1
-        self._broke_at = monotonic()
-        self._run.pause()
-        self._begin(why)
+        self._further.begin(why, self._run, self._body, is_dead=False)
 
-    def _avoid(self, run: Run) -> None:
-        if server := run.header(SERVER_HEADER):
-            self._left_at[server] = monotonic()
+    def take_over(self, run: Run, shown: bytes, *, complete: bool) -> None:
+        self._run.end()
+        self._run = run
+        if self._paused:
+            run.pause()
+        self._write(shown, complete=complete)
 
-    def _avoided(self) -> tuple[bytes, ...]:
-        since = monotonic() - continuable.AVOIDED_FOR_S
-        return tuple(server for server, left_at in self._left_at.items() if left_at > since)
-
-    def _begin(self, why: str) -> None:
-        code, self._why = self._why_not(), why
-        if code:
-            self._meter.refused[code] += 1
-            self._stay(code)
-        else:
-            self._task = asyncio.get_running_loop().create_task(self._continue())
-
-    def _stay(self, code: str) -> None:
-        """No other cell continues the stream: it stays where it is, if its cell still works."""
+    def stay(self, code: str) -> None:
+        """The stream stays where it is, if its cell still works."""
         run = self._run
         if run.connection is None or run.stream is None or run.stream.broken:
             self._give_up(code)
@@ -343,107 +311,3 @@ class Exchange:
             self._received(run, body, complete=complete)
         if not self._paused:
             run.resume()
-
-    def _why_not(self) -> str:
-        stream, body = self._run.stream, self._body
-        if body is None or stream is None or not stream.is_whole:
-            return "kept_bytes"
-        if not stream.prompt:
-            return "no_marks"
-        if self._deaths > continuable.MOST_DEATHS or self._moves > continuable.MOST_MOVES:
-            return "attempts"
-        try:
-            return continuable.why_not(msgspec.json.decode(body, type=dict))
-        except (msgspec.DecodeError, RecursionError):
-            return "kept_bytes"
-
-    @contained_task
-    async def _continue(self) -> None:
-        """Tries cells until one continues the stream. A cell that leaves keeps the stream if the first one refuses."""
-        self._avoid(self._run)
-        failures = 0
-        while code := await self._attempt():
-            self._meter.refused[code] += 1
-            failures += code != "no_cell"
-            is_late = monotonic() - self._broke_at >= continuable.CONTINUES_WITHIN_S
-            if self._deaths + failures > continuable.MOST_DEATHS or is_late or self._run.connection is not None:
-                break
-            await asyncio.sleep(continuable.AGAIN_AFTER_S)
-        if code and not self._ended:
-            self._task = None
-            self._stay(code)
-
-    async def _attempt(self) -> str:
-        """Sends the stream to another cell. Returns why no cell continues it; empty once one does."""
-        old = self._run.stream
-        if old is None or self._dialect is None or self._body is None:
-            return "kept_bytes"
-        try:
-            groups = groups_of(bytes(old.marks))
-            deployment = self._run.header(b"x-switchyard-deployment")
-            repeat = Repeat(self._attempt_number, self._version, deployment, self._avoided(), old.prompt, groups)
-            connection = self._pool.take() or await self._pool.connect()
-        except Diverged:
-            return "diverged"
-        except OSError:
-            return "no_cell"
-        self._next = run = Run(self, MarkedStream(self._dialect, old.events, bytes(old.marks), old.shown))
-        self._taken = asyncio.get_running_loop().create_future()
-        run.connection, connection.receiver = connection, run
-        connection.write(repeated_request(self._head, self._body, repeat))
-        try:
-            async with asyncio.timeout(continuable.CONTINUES_WITHIN_S):
-                code = await self._taken
-        except TimeoutError:
-            code = "no_cell"
-        if run.response is None or run.response.status != SENT_AGAIN:
-            self._attempt_number += 1
-        if code:
-            self._next = None
-            self._avoid(run)
-            run.end()
-        return code
-
-    def _settle(self, code: str) -> None:
-        if self._taken is not None and not self._taken.done():
-            self._taken.set_result(code)
-
-    def _received_next(self, run: Run, body: bytes, *, complete: bool) -> None:
-        response, stream = run.response, run.stream
-        if response is None or stream is None or self._taken is None or self._taken.done():
-            return
-        if response.status != 200 or not response.is_stream:
-            if complete:
-                self._settle(self._refused_by(response))
-            return
-        if run.header(VERSION_HEADER) != self._version:
-            self._settle("no_cell")
-            return
-        try:
-            shown = stream.add(body)
-        except Diverged:
-            self._settle("diverged")
-            return
-        if stream.broken:
-            self._settle("connection_lost")
-        elif complete and not stream.is_ahead:
-            self._settle("diverged")
-        elif shown or complete:
-            self._take_over(run, shown, complete=complete)
-
-    def _refused_by(self, response: ResponseHead) -> str:
-        if response.status == 409:
-            return "engine_refused"
-        return "no_cell" if response.status in _NO_CELL else "engine_refused"
-
-    def _take_over(self, run: Run, shown: bytes, *, complete: bool) -> None:
-        """The client gets the next run from here on."""
-        self._run.end()
-        self._run, self._next = run, None
-        if self._paused:
-            run.pause()
-        self._task = None
-        self._meter.continued[self._why] += 1
-        self._meter.paused(monotonic() - self._broke_at)
-        self._settle("")
-        self._write(shown, complete=complete)
