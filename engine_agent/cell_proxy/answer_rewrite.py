@@ -156,18 +156,19 @@ class ResponseEvents(ChoiceEvents):
     def __init__(self, path: bytes, marks_errors: bool = False) -> None:
         super().__init__(path, marks_errors)
         self._begun: dict[str, Any] | None = None
-        self._events = 0
+        self.events = 0
+        """Events that the client has. The next one has this number."""
         self._has_ended = False
 
     def filter(self, piece: bytes, *, complete: bool) -> bytes:
         shown = super().filter(piece, complete=complete)
-        self._events += shown.count(_END)
+        self.events += shown.count(_END)
         return shown
 
     def failure(self, refusal: Refusal, *, at_boundary: bool) -> bytes:
         if self._has_ended:
             return b""
-        event = self._failed(EngineError(refusal.status, refusal.message, refusal.code), self._events) + _END
+        event = self._failed(EngineError(refusal.status, refusal.message, refusal.code), self.events) + _END
         return event if at_boundary else _END + event
 
     def change(self, event: bytes, end: bytes) -> bytes:
@@ -178,7 +179,7 @@ class ResponseEvents(ChoiceEvents):
         if isinstance(data.get("error"), dict) or data.get("type") == "error":
             self._has_ended = True
             error = self.error_of(event) or EngineError(500, "the engine failed")
-            return self.mark_of(error) + self._failed(error, data.get("sequence_number", self._events)) + end
+            return self.mark_of(error) + self._failed(error, data.get("sequence_number", self.events)) + end
         if not isinstance(response, dict):
             return event + end
         if data.get("type") == "response.created":

@@ -40,6 +40,7 @@ from engine_agent.ingress.routing_maps import CONTINUED_MAP, MODELS_MAP
 from engine_agent.ingress.running import LostHosts
 from engine_agent.ingress.runtime_api import take_back_requests
 from engine_agent.ingress.settings import BodyParserTier, IngressSettings
+from engine_agent.ingress.stream_counting import StreamCounting
 from engine_agent.ingress.supervisor import HaproxySupervisor
 from engine_agent.node.connection import report_interval_s
 from engine_agent.node.identity import Identity
@@ -90,7 +91,8 @@ class IngressAgent:
         self._links_problem = ""
         self._applications = ApplicationTlsState(settings, self.serving.process)
         self.grpc = GrpcProcess(settings)
-        self.relays = RelayProcesses(settings)
+        self._streams = StreamCounting(settings.state_dir)
+        self.relays = RelayProcesses(settings, self._streams.note)
         self._pending_table: RoutingTable | None = None
         self._accept_at_s = 0.0
         self._newest_revision = 0
@@ -325,7 +327,11 @@ class IngressAgent:
             cells=cell_traffic(self.serving.running, desired, self.serving.steered),
             changes=change_counts(self.serving),
             telemetry=telemetry(
-                self.serving.running, desired, self._key_counting.report(now_s), self._refusals.report(now_s)
+                self.serving.running,
+                desired,
+                self._key_counting.report(now_s),
+                self._refusals.report(now_s),
+                self._streams.report(now_s),
             ),
         )
 

@@ -3,7 +3,7 @@ gives. HAProxy spreads requests over them, and sends them past the relays while 
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -15,33 +15,29 @@ from engine_agent.ingress.settings import IngressSettings
 from engine_agent.ingress.side_process import SideProcess
 from engine_agent.protocol.continuation import COUNTS_PATH
 from engine_agent.protocol.metrics import family, sample
+from engine_agent.relay.meter import RelayCounts
 
 STOP_WITHIN_S: Final = 5.0
 """As HAProxy's streams have when an ingress stops."""
 READ_EVERY_S: Final = 15.0
 READ_WITHIN_S: Final = 2.0
-_TEXTS: Final = {
+_OF_RELAY: Final = {
     "requests": ("counter", "Requests that passed a relay."),
     "open": ("gauge", "Requests in a relay."),
     "kept_bytes": ("gauge", "Bytes of requests that are kept to be repeated."),
-    "continued": ("counter", "Streams that continued at another cell, by the reason why they left theirs."),
-    "lost": ("counter", "Streams that ended because they could not continue, by reason."),
-    "repeated": ("counter", "Requests that were repeated before their client had anything."),
-    "refused": ("counter", "Attempts to continue a stream that failed, by reason."),
-    "pause_us": ("gauge", "Pauses of streams that continued, in microseconds, by quantile."),
 }
-
-Counts = Mapping[str, int]
-"""The counts of one relay: `name`, or `name:reason`."""
+_REFUSED: Final = "switchyard_relay_refused_total"
 
 
 class RelayProcesses:
-    """All relays of one ingress. They share a folder, and each has its own socket."""
+    """All relays of one ingress. They share a folder, and each has its own socket. `note` gets the counts of each
+    reading."""
 
-    def __init__(self, settings: IngressSettings) -> None:
+    def __init__(self, settings: IngressSettings, note: Callable[[RelayCounts], None] = lambda _: None) -> None:
         self._settings = settings
+        self._note = note
         self.folder = settings.state_dir / RELAY_SOCKETS
-        self.counts: dict[int, Counts] = {}
+        self.counts: dict[int, RelayCounts] = {}
         """As last read, by number of the relay."""
         self.processes = tuple(self._process(number) for number in range(1, settings.relays + 1))
 
@@ -72,7 +68,9 @@ class RelayProcesses:
             for number, process in enumerate(self.processes, start=1):
                 if process.pid is not None:
                     with contextlib.suppress(OSError, ValueError, TimeoutError):
-                        self.counts[number] = await read_counts(self.folder / f"{number}.sock")
+                        counts = await read_counts(self.folder / f"{number}.sock")
+                        self.counts[number] = counts
+                        self._note(counts)
 
     def exposition(self) -> str:
         """The metrics of all relays; empty if none has run."""
@@ -106,19 +104,19 @@ class RelayProcesses:
         )
 
 
-def _families(counts: Mapping[int, Counts]) -> Iterator[str]:
-    for name, (kind, text) in _TEXTS.items():
+def _families(counts: Mapping[int, RelayCounts]) -> Iterator[str]:
+    for name, (kind, text) in _OF_RELAY.items():
         full = f"switchyard_relay_{name}" + ("_total" if kind == "counter" else "")
         yield from family(full, kind, text)
         for number, each in sorted(counts.items()):
-            for key, count in sorted(each.items()):
-                counted, _, reason = key.partition(":")
-                if counted == name:
-                    labels = {"relay": str(number), **({"reason": reason} if reason else {})}
-                    yield sample(full, labels, count)
+            yield sample(full, {"relay": str(number)}, getattr(each, name))
+    yield from family(_REFUSED, "counter", "Attempts to continue a stream that failed, by reason.")
+    for number, each in sorted(counts.items()):
+        for reason, count in sorted(each.refused.items()):
+            yield sample(_REFUSED, {"relay": str(number), "reason": reason}, count)
 
 
-async def read_counts(socket: Path) -> Counts:
+async def read_counts(socket: Path) -> RelayCounts:
     """Raises OSError, TimeoutError if the relay does not answer. Raises ValueError for an answer that is no counts."""
     async with asyncio.timeout(READ_WITHIN_S):
         reader, writer = await asyncio.open_unix_connection(str(socket))
@@ -127,4 +125,4 @@ async def read_counts(socket: Path) -> Counts:
             answer = await reader.read()
         finally:
             writer.close()
-    return msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=dict[str, int])
+    return msgspec.json.decode(answer.partition(b"\r\n\r\n")[2], type=RelayCounts)

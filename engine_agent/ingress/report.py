@@ -19,6 +19,7 @@ from engine_agent.protocol.ingress_messages import (
     KeyCounts,
     PoolTraffic,
     Refusals,
+    StreamTotals,
 )
 
 KEY_COUNTS_COMMAND = "show table keys"
@@ -73,10 +74,14 @@ def cell_views(running: RunningHaproxy | None, desired: DesiredHaproxy) -> dict[
 
 
 def telemetry(
-    running: RunningHaproxy | None, desired: DesiredHaproxy, keys: KeyCounts | None, refusals: Refusals | None = None
+    running: RunningHaproxy | None,
+    desired: DesiredHaproxy,
+    keys: KeyCounts | None,
+    refusals: Refusals | None = None,
+    streams: StreamTotals | None = None,
 ) -> IngressTelemetry:
     if running is None:
-        return IngressTelemetry(keys=keys, refusals=refusals)
+        return IngressTelemetry(keys=keys, refusals=refusals, streams=streams)
     backends = {backend.name: backend for backend in running.backends}
     pools = {}
     for pool in desired.pools:
@@ -95,7 +100,7 @@ def telemetry(
                 bytes_out_total=local.bytes_out_total,
                 **_held(backends.get(pool.hold)),
             )
-    return IngressTelemetry(running.worker_pid, pools, keys, running.life, refusals)
+    return IngressTelemetry(running.worker_pid, pools, keys, running.life, refusals, streams)
 
 
 def _held(hold: RunningBackend | None) -> dict[str, int]:

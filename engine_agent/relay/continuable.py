@@ -1,9 +1,12 @@
-"""What cannot continue at another cell, with the reasons: one table. Pure. A request is checked when its stream breaks,
-not before."""
+"""What cannot continue at another cell, with the reasons: one table. Pure. A request that its own members exclude is
+known from the start: its cell is not asked for marks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
+
+from msgspec import DecodeError, Struct
+from msgspec.json import Decoder
 
 MOST_DEATHS: Final = 3
 """Cells that one stream may lose before it ends: its own request could be what ends them."""
@@ -24,28 +27,42 @@ MOST_KEPT_BYTES: Final = 256 * 1024 * 1024
 """Of all requests that a relay keeps. Further ones are sent and forgotten."""
 
 
+class _Asked(Struct):
+    """The members of a request that decide. All others are skipped unread."""
+
+    n: Any = None
+    best_of: Any = None
+    use_beam_search: Any = None
+    echo: Any = None
+    prompt_logprobs: Any = None
+    prompt_embeds: Any = None
+    prompt: Any = None
+    include: Any = None
+
+
+_decoder = Decoder(_Asked)
+
+
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """A row of the table. `code` counts streams that ended for it; `applies` is None for limits that follow from the
-    course of a stream and not from its request."""
+    """A row of the table. `code` counts streams that it applied to. `applies` is None for limits that follow from the
+    course of a stream, or from the path that it took, and not from its request."""
 
     code: str
     what: str
     why: str
-    applies: Callable[[Mapping[str, Any]], bool] | None = None
+    applies: Callable[[_Asked], bool] | None = None
 
 
-def _several(request: Mapping[str, Any]) -> bool:
-    return any(isinstance(request.get(name), int) and request[name] > 1 for name in ("n", "best_of")) or (
-        isinstance(request.get("prompt"), list)
-        and len(request["prompt"]) > 1
-        and not all(isinstance(one, int) for one in request["prompt"])
+def _several(asked: _Asked) -> bool:
+    prompts = asked.prompt
+    return any(isinstance(number, int) and number > 1 for number in (asked.n, asked.best_of)) or (
+        isinstance(prompts, list) and len(prompts) > 1 and not all(isinstance(one, int) for one in prompts)
     )
 
 
-def _logprobs_of_response(request: Mapping[str, Any]) -> bool:
-    include = request.get("include")
-    return isinstance(include, list) and "message.output_text.logprobs" in include
+def _logprobs_of_response(asked: _Asked) -> bool:
+    return isinstance(asked.include, list) and "message.output_text.logprobs" in asked.include
 
 
 LIMITS: Final = (
@@ -59,19 +76,19 @@ LIMITS: Final = (
         "beam_search",
         "`use_beam_search`",
         "the engine emits nothing until all beams have ended",
-        lambda request: bool(request.get("use_beam_search")),
+        lambda asked: bool(asked.use_beam_search),
     ),
     Limit(
         "prompt_logprobs",
         "`prompt_logprobs`, `echo`",
         "the prompt would be computed and sent again",
-        lambda request: bool(request.get("echo")) or request.get("prompt_logprobs") is not None,
+        lambda asked: bool(asked.echo) or asked.prompt_logprobs is not None,
     ),
     Limit(
         "prompt_embeddings",
         "`prompt_embeds`",
         "the prompt has no ids that tokens could be appended to",
-        lambda request: request.get("prompt_embeds") is not None,
+        lambda asked: asked.prompt_embeds is not None,
     ),
     Limit(
         "logprobs_of_response",
@@ -81,7 +98,8 @@ LIMITS: Final = (
     ),
     Limit(
         "no_marks",
-        "engines without replay; `seed` where an engine cannot repeat its numbers",
+        "engines without replay; vLLM's own executor with several workers; `seed` where an engine cannot repeat its "
+        "numbers",
         "only vLLM and sim begin with tokens that they did not compute, and vLLM knows which numbers a seed gives",
     ),
     Limit("not_streaming", "answers that are not streamed", "nothing reached the client, so the request is repeated"),
@@ -90,10 +108,27 @@ LIMITS: Final = (
     Limit("no_cell", "no cell of the same version within 30 s", "another version would give another answer"),
     Limit("engine_refused", "status 409 of the next engine", "its prompt has other ids: another template or date"),
     Limit("diverged", "a repeat with other events or tokens", "the client would get a mixture of two answers"),
+    Limit(
+        "no_relay",
+        "deployments without `continuation`, and requests while no relay runs",
+        "HAProxy cannot write into an answer that has begun. It closes the connection when the cell's proxy or host "
+        "fails, so there is no failure event; an engine that fails alone still has one, from its proxy",
+    ),
+    Limit(
+        "relay_died",
+        "the relay, HAProxy or the host of the ingress fails",
+        "the connection of the client ends there. Clients send the request to another ingress",
+    ),
 )
 """Streams with any of these end as without continuation."""
 
 
-def why_not(request: Mapping[str, Any]) -> str:
-    """The code of the first limit that applies to a request, empty if it can continue."""
-    return next((limit.code for limit in LIMITS if limit.applies is not None and limit.applies(request)), "")
+def limit_of(body: bytes) -> str:
+    """The code of the first limit that applies to a request from its start, empty if it can continue."""
+    if len(body) > MOST_BODY_BYTES:
+        return "kept_bytes"
+    try:
+        asked = _decoder.decode(body)
+    except (DecodeError, RecursionError):
+        return "kept_bytes"  # the cell refuses it
+    return next((limit.code for limit in LIMITS if limit.applies is not None and limit.applies(asked)), "")

@@ -5,6 +5,7 @@ streamed is kept until it is whole, and its request is repeated instead."""
 import asyncio
 from typing import Final
 
+from engine_agent.cell_proxy.api_paths import form_of
 from engine_agent.cell_proxy.downstream import ClientConnection, contained, contained_task
 from engine_agent.cell_proxy.refusal import Refusal, proxy_failed
 from engine_agent.cell_proxy.upstream import EngineConnection, UpstreamFault
@@ -22,12 +23,13 @@ from engine_agent.relay.dialects import Dialect, dialect_of
 from engine_agent.relay.failover import Failover
 from engine_agent.relay.marked_stream import MarkedStream
 from engine_agent.relay.meter import RelayMeter
-from engine_agent.relay.repeat import first_request, response_opening
+from engine_agent.relay.repeat import DEPLOYMENT_HEADER, first_request, response_opening
 from engine_agent.relay.run import HaproxyPool, Run
 
 MOST_WHOLE_BYTES: Final = 256 * 1024
 """An answer up to here is kept until it is whole. The rest of a longer one passes, and is not repeated."""
-MOST_OPENING_BYTES: Final = 16 * 1024
+MOST_OPENING_BYTES: Final = 64 * 1024
+"""Of the first event, which the failure event of Responses repeats, with the request's instructions and tools."""
 MOST_REPEATS: Final = 2
 """Of a request whose client has nothing of its answer."""
 
@@ -47,6 +49,8 @@ class Exchange:
         self._dialect: Dialect | None = dialect_of(head.path)
         self._pieces: list[bytes] = []
         self._body: bytes | None = None
+        self._limit = ""
+        """Why this request cannot continue, whatever happens to its stream; empty if it can."""
         self._run = Run(self, None)
         self._further = Failover(self, pool, meter, head, self._dialect)
         self._connecting: asyncio.Task[None] | None = None
@@ -70,6 +74,8 @@ class Exchange:
         if complete and self._body is None and not self._ended:
             self._body, self._pieces = b"".join(self._pieces), []
             self._meter.kept_bytes += len(self._body)
+            if self._dialect is not None:
+                self._limit = continuable.limit_of(self._body)
             self._send_first()
         elif self._head.expects_continue and not complete and len(self._pieces) == 1:
             self._client.write(CONTINUE)
@@ -104,7 +110,8 @@ class Exchange:
     def check(self, now: float) -> None:
         """Moves a stream whose cell is silent."""
         stream = self._run.stream
-        is_running = self._begun and stream is not None and not self._further.is_searching and not self._paused
+        can_move = self._begun and stream is not None and stream.prompt and not self._limit
+        is_running = can_move and not self._further.is_searching and not self._paused
         if is_running and now - self._run.last_byte_at >= continuable.STALLED_AFTER_S:
             self._run.last_byte_at = now
             self._leave("stalled")
@@ -132,7 +139,7 @@ class Exchange:
     def _send_on(self, connection: EngineConnection) -> None:
         body = self._body or b""
         self._run.connection, connection.receiver = connection, self._run
-        connection.write(first_request(self._head, body))
+        connection.write(first_request(self._head, body, marked=self._dialect is not None and not self._limit))
         if len(body) > continuable.MOST_BODY_BYTES or self._meter.kept_bytes > continuable.MOST_KEPT_BYTES:
             self._forget()
 
@@ -156,12 +163,19 @@ class Exchange:
             return  # the stream leaves anyway
         elif run.response is None and connection is not None and connection.used_before and self._body is not None:
             self._send_first()
+        elif self._begun and self._has_ended(run):
+            self._write(b"", complete=True)
         elif self._begun and run.stream is not None:
-            self._further.begin("connection_lost", run, self._body, is_dead=True)
+            self._break("connection_lost")
         elif not self._begun and run.response is not None and self._body is not None and self._repeats < MOST_REPEATS:
-            self._repeat("connection_lost")
+            self._repeat()
         else:
             self._abandon()
+
+    def _has_ended(self, run: Run) -> bool:
+        """Whether the client has the last event of its stream, so that only the end of the answer is missing."""
+        stream, dialect = run.stream, self._dialect
+        return stream is not None and dialect is not None and stream.at_boundary and dialect.is_end(stream.last)
 
     def _received(self, run: Run, body: bytes, *, complete: bool) -> None:
         response = run.response
@@ -180,7 +194,7 @@ class Exchange:
                 self._write(shown, complete=False)
             if complete:
                 run.end()
-                self._further.begin(stream.broken.decode("latin-1"), run, self._body, is_dead=True)
+                self._break(stream.broken.decode("latin-1"))
             return
         if shown or complete:
             self._write(shown, complete=complete)
@@ -223,6 +237,11 @@ class Exchange:
 
     def _open(self, response: ResponseHead) -> bytes:
         self._begun = True
+        if self._run.stream is not None:
+            counts = self._meter.of(self._run.header(DEPLOYMENT_HEADER))
+            counts.relayed += 1
+            if self._limit:
+                counts.unable[self._limit] += 1
         self._keep_alive = self._client.may_keep_alive()
         framing: list[tuple[bytes, bytes]] = []
         if response.content_length is not None and not response.bodiless:
@@ -240,7 +259,8 @@ class Exchange:
             return
         keep_alive = self._client.may_keep_alive()
         self._end()
-        self._client.write(response_bytes(refusal_response(refusal), keep_alive=keep_alive))
+        reply = refusal_response(refusal, form_of(self._head.path))
+        self._client.write(response_bytes(reply, keep_alive=keep_alive))
         self._client.answered(keep_alive=keep_alive)
 
     def _abandon(self) -> None:
@@ -252,14 +272,15 @@ class Exchange:
         """Ends a stream as its cell did, or would have."""
         if self._ended:
             return
-        self._meter.lost[code] += 1
+        self._meter.of(self._run.header(DEPLOYMENT_HEADER)).cut[code] += 1
         if not self._begun:
             self._refuse(_failed(code))
             return
         stream = self._run.stream
         farewell = b"" if stream is None else stream.farewell
-        if not farewell and self._dialect is not None:
-            farewell = self._dialect.failure(_failed(code), self._opening)
+        if not farewell and stream is not None and self._dialect is not None:
+            failed, at_boundary = _failed(code), stream.at_boundary
+            farewell = self._dialect.failure(failed, self._opening, stream.events, at_boundary=at_boundary)
         chunked = self._chunked
         self._end()
         self._client.write(chunk(farewell) + LAST_CHUNK if chunked else farewell)
@@ -283,15 +304,18 @@ class Exchange:
 
     # --- further runs ---
 
-    def _repeat(self, why: str) -> None:
+    def _repeat(self) -> None:
         self._repeats += 1
-        self._meter.repeated[why] += 1
+        self._meter.of(self._run.header(DEPLOYMENT_HEADER)).repeated += 1
         self._whole.clear()
         self._run = Run(self, None)
         self._send_first()
 
+    def _break(self, why: str) -> None:
+        self._further.begin(why, self._run, self._body, self._limit, is_dead=True)
+
     def _leave(self, why: str) -> None:
-        self._further.begin(why, self._run, self._body, is_dead=False)
+        self._further.begin(why, self._run, self._body, self._limit, is_dead=False)
 
     def take_over(self, run: Run, shown: bytes, *, complete: bool) -> None:
         self._run.end()

@@ -7,8 +7,6 @@ import asyncio
 from time import monotonic
 from typing import Final, Protocol
 
-import msgspec
-
 from engine_agent.cell_proxy.downstream import contained_task
 from engine_agent.cell_proxy.wire import RequestHead, ResponseHead
 from engine_agent.protocol.continuation import SERVER_HEADER, VERSION_HEADER
@@ -16,7 +14,7 @@ from engine_agent.relay import continuable
 from engine_agent.relay.dialects import Dialect
 from engine_agent.relay.marked_stream import Diverged, MarkedStream, groups_of
 from engine_agent.relay.meter import RelayMeter
-from engine_agent.relay.repeat import Repeat, repeated_request
+from engine_agent.relay.repeat import DEPLOYMENT_HEADER, Repeat, repeated_request
 from engine_agent.relay.run import HaproxyPool, Receiving, Run
 
 SENT_AGAIN: Final = 425
@@ -65,8 +63,9 @@ class Failover:
         """A cell is searched for, and what arrives from the old one waits."""
         return self._task is not None
 
-    def begin(self, why: str, old: Run, body: bytes | None, *, is_dead: bool) -> None:
-        """The stream breaks (`is_dead`), or leaves a cell that still works, whose run can resume."""
+    def begin(self, why: str, old: Run, body: bytes | None, limit: str, *, is_dead: bool) -> None:
+        """The stream breaks (`is_dead`), or leaves a cell that still works, whose run can resume. `body`: of its
+        request, if it was kept. `limit`: why this request cannot continue, empty if it can."""
         self._why, self._old, self._began_at = why, old, monotonic()
         if is_dead:
             self._deaths += 1
@@ -74,7 +73,7 @@ class Failover:
         else:
             self._moves += 1
             old.pause()
-        if code := self._why_not(body):
+        if code := limit or self._why_not(body):
             self._meter.refused[code] += 1
             self._exchange.stay(code)
             return
@@ -98,10 +97,7 @@ class Failover:
             return "no_marks"
         if self._deaths > continuable.MOST_DEATHS or self._moves > continuable.MOST_MOVES:
             return "attempts"
-        try:
-            return continuable.why_not(msgspec.json.decode(body, type=dict))
-        except (msgspec.DecodeError, RecursionError):
-            return "kept_bytes"
+        return ""
 
     # --- attempts ---
 
@@ -128,7 +124,7 @@ class Failover:
             return "kept_bytes"
         try:
             groups = groups_of(bytes(old.marks))
-            version, deployment = self._old.header(VERSION_HEADER), self._old.header(b"x-switchyard-deployment")
+            version, deployment = self._old.header(VERSION_HEADER), self._old.header(DEPLOYMENT_HEADER)
             repeat = Repeat(self._attempt_number, version, deployment, self._avoided(), old.prompt, groups)
             connection = self._pool.take() or await self._pool.connect()
         except Diverged:
@@ -195,8 +191,9 @@ class Failover:
 
     def _take_over(self, run: Run, shown: bytes, *, complete: bool) -> None:
         self._task = self.next = None
-        self._meter.continued[self._why] += 1
-        self._meter.paused(monotonic() - self._began_at)
+        counts = self._meter.of(run.header(DEPLOYMENT_HEADER))
+        counts.continued[self._why] += 1
+        counts.paused(monotonic() - self._began_at)
         self._settle("")
         self._exchange.take_over(run, shown, complete=complete)
 

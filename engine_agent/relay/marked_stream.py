@@ -29,8 +29,8 @@ class MarkedStream:
     place of those that the client got, such as ids and times; it is filled while events are skipped."""
 
     __slots__ = (
-        *("_dialect", "_expected", "_rest", "_seen", "_shown", "_skips"),
-        *("broken", "events", "farewell", "is_leaving", "is_whole", "marks", "prompt", "replaced"),
+        *("_dialect", "_expected", "_is_inside", "_rest", "_seen", "_shown", "_skips"),
+        *("broken", "events", "farewell", "is_leaving", "is_whole", "last", "marks", "prompt", "replaced"),
     )
 
     def __init__(
@@ -40,12 +40,16 @@ class MarkedStream:
         self._skips = skips
         self._expected = expected
         self._rest = b""
+        self._is_inside = False
+        """The client has the beginning of an event that is too long to be kept until its end."""
         self._shown = dict(shown)
         """Generated texts that the client got, by the number of their event."""
         self._seen: set[bytes] = {text for texts in shown.values() for text in texts}
         self.replaced: list[tuple[bytes, bytes]] = []
         self.events = 0
         """Whole events of this run, with those that were skipped."""
+        self.last = b""
+        """The last event that the client got, with or without its end."""
         self.marks = bytearray()
         """The groups of all whole events: ids separated by commas, each group with its end."""
         self.prompt = b""
@@ -63,14 +67,20 @@ class MarkedStream:
         return self.events >= self._skips
 
     @property
+    def at_boundary(self) -> bool:
+        """Whether the client has whole events, so that another one can follow."""
+        return not self._is_inside
+
+    @property
     def shown(self) -> Mapping[int, tuple[bytes, ...]]:
         return self._shown
 
     def add(self, piece: bytes) -> bytes:
         """Takes the next bytes. Returns those for the client. Raises Diverged."""
-        if not self.is_whole:
-            return piece
         text = self._rest + piece if self._rest else piece
+        if self._is_inside:
+            passed, text = self._pass_on(text)
+            return passed + self.add(text) if text else passed
         if text.endswith(_END):
             self._rest = b""
         else:
@@ -78,7 +88,10 @@ class MarkedStream:
             self._rest = text[cut:]
             text = text[:cut]
             if len(self._rest) > MOST_EVENT_BYTES:
-                return text + self._give_up()
+                return self._events(text) + self._begin_long()
+        return self._events(text)
+
+    def _events(self, text: bytes) -> bytes:
         if self.is_ahead and not self.replaced and text.count(_END) == 1 and text.startswith(TOKENS_MARK):
             return self._one(text)
         return b"".join([self._block(block) for block in text.split(_END)[:-1]])
@@ -91,6 +104,7 @@ class MarkedStream:
         self._keep(mark)
         self._note(event)
         self.events += 1
+        self.last = event
         return event
 
     def _block(self, block: bytes) -> bytes:
@@ -110,6 +124,7 @@ class MarkedStream:
         for now, before in self.replaced:
             block = block.replace(now, before)
         self._note(block, number)
+        self.last = block
         return comments + block + _END
 
     def _comment(self, line: bytes) -> bytes:
@@ -126,6 +141,8 @@ class MarkedStream:
         return b""
 
     def _keep(self, mark: bytes) -> None:
+        if not self.is_whole:
+            return
         self.marks += mark[len(TOKENS_MARK) :] + GROUP_END
         if len(self.marks) > MOST_MARKS_BYTES:
             self.marks.clear()
@@ -150,10 +167,28 @@ class MarkedStream:
             self._shown[number] = texts
             self._seen.update(texts)
 
-    def _give_up(self) -> bytes:
-        self.is_whole = False
+    def _begin_long(self) -> bytes:
+        """An event that is too long passes in pieces, without the marks before it. Its stream cannot continue."""
+        if not self.is_ahead:
+            raise Diverged("it repeats an event that is too long")
         rest, self._rest = self._rest, b""
-        return rest
+        self.is_whole, self._is_inside = False, True
+        self.marks.clear()
+        while rest.startswith(b":"):
+            _, _, rest = rest.partition(b"\n")
+        passed, _ = self._pass_on(rest)
+        return passed
+
+    def _pass_on(self, text: bytes) -> tuple[bytes, bytes]:
+        """The part of the bytes that belongs to a long event, and those after its end."""
+        at = text.find(_END)
+        if at >= 0:
+            self._is_inside, self._rest = False, b""
+            self.events += 1
+            return text[: at + len(_END)], text[at + len(_END) :]
+        kept = len(_END) - 1 if text.endswith(b"\n") else 0
+        self._rest = text[len(text) - kept :]
+        return text[: len(text) - kept], b""
 
 
 def groups_of(marks: bytes) -> list[list[int]]:

@@ -1,43 +1,73 @@
 """The counts of one relay process."""
 
+import uuid
 from collections import Counter
 from typing import Final
 
-from engine_agent.protocol.metrics import BUCKETS, bucket_of, midpoint_s
+from msgspec import Struct
 
-_QUANTILES: Final = (0.5, 0.99)
+from engine_agent.protocol.ingress_messages import PoolStreams
+from engine_agent.protocol.metrics import bucket_of
+
+MOST_POOLS: Final = 4096
+"""Streams of further pools are counted together, under the empty name."""
 
 
-class RelayMeter:
-    """`requests` passed, `continued` streams by the reason why they left their cell, `lost` streams by the reason why
-    they could not continue, `repeated` requests of which the client had nothing, and the pauses that clients saw."""
+class RelayCounts(Struct, frozen=True):
+    """The counts of one process, for the agent of its ingress. `life` names the process. `refused`: attempts to
+    continue a stream that failed, by reason."""
+
+    life: str
+    requests: int
+    open: int
+    kept_bytes: int
+    refused: dict[str, int]
+    pools: dict[str, PoolStreams]
+
+
+class PoolMeter:
+    """As `PoolStreams`."""
 
     def __init__(self) -> None:
-        self.requests = 0
-        self.open = 0
-        self.kept_bytes = 0
+        self.relayed = self.repeated = 0
         self.continued: Counter[str] = Counter()
-        self.lost: Counter[str] = Counter()
-        self.repeated: Counter[str] = Counter()
-        self.refused: Counter[str] = Counter()
-        """Attempts that a cell refused, or for which there was none, by reason."""
-        self._pauses = [0] * BUCKETS
+        self.cut: Counter[str] = Counter()
+        self.unable: Counter[str] = Counter()
+        self._pauses: Counter[int] = Counter()
 
     def paused(self, pause_s: float) -> None:
         self._pauses[bucket_of(pause_s)] += 1
 
-    def pause_s(self, quantile: float) -> float:
-        """A quantile of the pauses so far, 0 without any."""
-        wanted, seen = max(1, round(quantile * sum(self._pauses))), 0
-        for index, count in enumerate(self._pauses):
-            seen += count
-            if count and seen >= wanted:
-                return midpoint_s(index)
-        return 0.0
+    def totals(self) -> PoolStreams:
+        return PoolStreams(
+            relayed_total=self.relayed,
+            continued_total=dict(self.continued),
+            cut_total=dict(self.cut),
+            unable_total=dict(self.unable),
+            repeated_total=self.repeated,
+            pauses=dict(self._pauses),
+        )
 
-    def totals(self) -> dict[str, int]:
-        """All counts by name and reason, for the agent of the ingress."""
-        named = {"continued": self.continued, "lost": self.lost, "repeated": self.repeated, "refused": self.refused}
-        counts = {f"{name}:{reason}": count for name, each in named.items() for reason, count in each.items()}
-        pauses = {f"pause_us:{each}": round(1e6 * self.pause_s(each)) for each in _QUANTILES if self.continued}
-        return {"requests": self.requests, "open": self.open, "kept_bytes": self.kept_bytes, **counts, **pauses}
+
+class RelayMeter:
+    """`requests` that passed, and those `open` now; bytes of those that are kept to be sent again."""
+
+    def __init__(self) -> None:
+        self.life = str(uuid.uuid4())
+        self.requests = 0
+        self.open = 0
+        self.kept_bytes = 0
+        self.refused: Counter[str] = Counter()
+        self._pools: dict[bytes, PoolMeter] = {}
+
+    def of(self, pool: bytes) -> PoolMeter:
+        """The counts of a pool, which HAProxy named."""
+        meter = self._pools.get(pool)
+        if meter is None:
+            name = pool if len(self._pools) < MOST_POOLS else b""
+            meter = self._pools.setdefault(name, PoolMeter())
+        return meter
+
+    def counts(self) -> RelayCounts:
+        pools = {name.decode("latin-1"): meter.totals() for name, meter in self._pools.items()}
+        return RelayCounts(self.life, self.requests, self.open, self.kept_bytes, dict(self.refused), pools)

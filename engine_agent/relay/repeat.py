@@ -23,6 +23,8 @@ ATTEMPT_HEADER: Final = b"x-switchyard-attempt"
 """The name under which HAProxy counts the attempts of a request. Each repeat has another one."""
 BODY_DIGEST_HEADER: Final = b"x-switchyard-body"
 POOL_HEADER: Final = b"x-switchyard-pool"
+DEPLOYMENT_HEADER: Final = b"x-switchyard-deployment"
+"""On an answer: the deployment whose cell gave it."""
 _CONNECTION: Final = frozenset(
     {b"connection", b"content-length", b"expect", b"keep-alive", b"proxy-connection", b"te", b"trailer"}
     | {b"transfer-encoding", b"upgrade"}
@@ -47,8 +49,8 @@ class Repeat:
         return sum(map(len, self.groups))
 
 
-def first_request(head: RequestHead, body: bytes) -> bytes:
-    return _request(head, head.headers, [(CONTINUATION_HEADER, b"on")], body)
+def first_request(head: RequestHead, body: bytes, *, marked: bool) -> bytes:
+    return _request(head, head.headers, [(CONTINUATION_HEADER, b"on")] if marked else [], body)
 
 
 def repeated_request(head: RequestHead, body: bytes, repeat: Repeat) -> bytes:

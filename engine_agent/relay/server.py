@@ -38,7 +38,7 @@ class Counts:
         if not complete:
             return
         keep_alive = self._client.may_keep_alive()
-        reply = LocalResponse(200, msgspec.json.encode(self._meter.totals()))
+        reply = LocalResponse(200, msgspec.json.encode(self._meter.counts()))
         self._client.write(response_bytes(reply, keep_alive=keep_alive))
         self._client.answered(keep_alive=keep_alive)
 

@@ -8,11 +8,12 @@ from collections.abc import Callable, Mapping
 
 from msgspec import structs
 
-from engine_agent.protocol.ingress_messages import IngressReport
+from engine_agent.cell_proxy.meter import cumulative
+from engine_agent.protocol.ingress_messages import IngressReport, StreamTotals
 from engine_agent.protocol.local_servers import closing_connections
 from engine_agent.protocol.machine_messages import MachineReport
 from engine_agent.protocol.messages import Report
-from engine_agent.protocol.metrics import CONTENT_TYPE, family, sample, single
+from engine_agent.protocol.metrics import CONTENT_TYPE, family, midpoint_s, sample, single
 from engine_agent.protocol.states import EngineState
 
 UP = "up"
@@ -130,11 +131,47 @@ def _ingress(labels: Mapping[str, str], report: IngressReport) -> list[str]:
         lines += family(f"switchyard_ingress_pool_{field}", kind, text)
         for pool, counted in sorted(report.telemetry.pools.items()):
             lines.append(sample(f"switchyard_ingress_pool_{field}", {**labels, "pool": pool}, getattr(counted, field)))
+    lines += _streams(labels, report.telemetry.streams)
     name = "switchyard_ingress_refused_total"
     lines += family(name, "counter", "Requests of clients that ended with 5xx and that no cell counts as its error.")
     refusals = report.telemetry.refusals
     for deployment, codes in sorted(refusals.codes.items() if refusals else ()):
         lines += [sample(name, {**labels, "deployment": deployment, "code": code}, n) for code, n in codes.items()]
+    return lines
+
+
+STREAM_REASONS = {
+    "continued_total": "Streams that continued at another cell, by the reason why they left theirs.",
+    "cut_total": "Streams that ended early, by the reason why no cell continued them.",
+    "unable_total": "Streams that could not have continued at another cell, by reason.",
+}
+
+
+def _streams(labels: Mapping[str, str], totals: StreamTotals | None) -> list[str]:
+    if totals is None:
+        return []
+    pools = sorted(totals.pools.items())
+    name = "switchyard_ingress_streams_relayed_total"
+    lines = family(name, "counter", "Streams that can continue at another cell, and passed a relay.")
+    lines += [sample(name, {**labels, "pool": pool}, counted.relayed_total) for pool, counted in pools]
+    for field, text in STREAM_REASONS.items():
+        name = f"switchyard_ingress_streams_{field}"
+        lines += family(name, "counter", text)
+        for pool, counted in pools:
+            for reason, count in sorted(getattr(counted, field).items()):
+                lines.append(sample(name, {**labels, "pool": pool, "reason": reason}, count))
+    name = "switchyard_ingress_answers_repeated_total"
+    lines += family(name, "counter", "Answers that were requested again, because their cell failed before any byte.")
+    lines += [sample(name, {**labels, "pool": pool}, counted.repeated_total) for pool, counted in pools]
+    name = "switchyard_ingress_stream_pause_seconds"
+    lines += family(name, "histogram", "Pauses of streams that continued at another cell.")
+    for pool, counted in pools:
+        own = {**labels, "pool": pool}
+        seen = sum(counted.pauses.values())
+        edges = [(f"{edge_s:.4g}", count) for edge_s, count in cumulative(counted.pauses)]
+        lines += [sample(f"{name}_bucket", {**own, "le": edge}, count) for edge, count in (*edges, ("+Inf", seen))]
+        lines.append(sample(f"{name}_count", own, seen))
+        lines.append(sample(f"{name}_sum", own, round(sum(midpoint_s(b) * n for b, n in counted.pauses.items()), 6)))
     return lines
 
 

@@ -63,6 +63,8 @@ class FakeCell:
         self.version = ""
         self.dies_after: int | None = None
         """It closes a stream after so many tokens."""
+        self.broken_stream: bytes = b""
+        """It answers a stream with these bytes, and closes the connection."""
         self.healthy = True
         self.drains = False
         self.refuses = False
@@ -206,6 +208,10 @@ class FakeCell:
             return
         head = f"content-type: text/event-stream\r\ntransfer-encoding: chunked\r\n{self.headers}\r\n"
         writer.write(f"HTTP/1.1 200 OK\r\n{head}".encode())
+        if self.broken_stream:
+            _write_chunk(writer, self.broken_stream)
+            await writer.drain()
+            raise EOFError
         marked = "x-switchyard-continuation" in request.headers
         if marked:
             _write_chunk(writer, prompt_mark("1:0"))

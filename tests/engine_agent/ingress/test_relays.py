@@ -48,6 +48,10 @@ async def has_relay(ingress: RunningIngress) -> Path:
     return socket
 
 
+async def continued(socket: Path) -> int:
+    return (await read_counts(socket)).pools["demo"].continued_total["connection_lost"]
+
+
 async def stream(ingress: RunningIngress, text: str = "hi", **headers: str) -> httpx.Response:
     body = {**STREAM, "messages": [{"role": "user", "content": text}]}
     return await ingress.http.post("/v1/chat/completions", json=body, headers=headers)
@@ -66,7 +70,7 @@ async def test_a_stream_continues_at_a_cell_of_its_version(ingress: RunningIngre
         replays = {each: [r for r in each.requests if "x-switchyard-replayed" in r.headers] for each in (second, other)}
         assert not replays[other]
         assert {r.headers["x-switchyard-replayed"] for r in replays[second]} == {"3"}
-        assert (await read_counts(socket))["continued:connection_lost"] == len(replays[second]) == len(first.requests)
+        assert (await continued(socket)) == len(replays[second]) == len(first.requests)
 
 
 async def test_without_another_cell_of_its_version_a_stream_ends_with_an_error(ingress: RunningIngress) -> None:
@@ -80,6 +84,34 @@ async def test_without_another_cell_of_its_version_a_stream_ends_with_an_error(i
         assert words_of(answer.content) == WHOLE[:3]
         assert b'"error"' in answer.content
         assert not any("x-switchyard-replayed" in each.headers for each in other.requests)
+
+
+CREATED = b'event: response.created\ndata: {"type":"response.created","sequence_number":0,"response":{"id":"r1"}}\n\n'
+STARTED = b'event: message_start\ndata: {"type":"message_start","message":{"id":"m1"}}\n\n'
+
+
+@pytest.mark.parametrize(
+    ("path", "begun", "last"),
+    [
+        ("/v1/responses", CREATED, b'event: response.failed\ndata: {"type":"response.failed","sequence_number":1,'),
+        ("/v1/messages", STARTED, b'event: error\ndata: {"type":"error","error":{'),
+    ],
+)
+async def test_a_host_that_fails_ends_the_stream_with_the_failure_event_of_its_dialect(
+    ingress: RunningIngress, path: str, begun: bytes, last: bytes
+) -> None:
+    """Only with a relay: HAProxy alone closes the connection, because it cannot write into an answer."""
+    async with cells("1") as (cell,):
+        cell.broken_stream = begun + b"event: half"
+        await ingress.route(pool(cell, continues=True))
+        await has_relay(ingress)
+        answer = await ingress.http.post(path, json={"model": "demo", "stream": True})
+        assert answer.content.startswith(begun + last)
+        assert answer.content.endswith(b"\n\n")
+        await ingress.route(pool(cell))
+        await eventually(lambda: ingress.ingress.relays.processes[0].pid is None, what="no relay")
+        with pytest.raises(httpx.RemoteProtocolError):
+            await ingress.http.post(path, json={"model": "demo", "stream": True})
 
 
 async def test_clients_set_none_of_the_headers(ingress: RunningIngress) -> None:
@@ -100,7 +132,7 @@ async def test_deployments_without_continuation_pass_no_relay(ingress: RunningIn
         answer = await ingress.http.post("/v1/chat/completions", json={**STREAM, "model": "other"})
         assert words_of(answer.content) == WHOLE
         assert "x-switchyard-continuation" not in other.requests[-1].headers
-        assert (await read_counts(socket))["requests"] == 0
+        assert (await read_counts(socket)).requests == 0
         await ingress.route(pool(cell))
         await eventually(lambda: ingress.ingress.relays.processes[0].pid is None, what="no relay")
         assert words_of((await stream(ingress)).content) == WHOLE
@@ -159,8 +191,8 @@ async def test_a_stream_continues_in_another_region_and_from_one_cell_there_to_t
         while not (near.requests and far.requests):
             answer = await stream(ingress)
             assert words_of(answer.content) == WHOLE
-        assert (await read_counts(socket))["continued:connection_lost"] >= 2
+        assert (await continued(socket)) >= 2
         crossed = next(each for each in far.requests if "x-switchyard-replayed" in each.headers)
         assert crossed.headers["x-switchyard-hop"].startswith(f"{HOME}~|")
         relay_there = away.settings.state_dir / "relay" / "1.sock"
-        assert (await read_counts(relay_there))["requests"] == 0, "the relay here continues it"
+        assert (await read_counts(relay_there)).requests == 0, "the relay here continues it"

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from engine_agent.protocol.continuation import prompt_mark, prompt_name, tokens_mark
+from engine_agent.protocol.ingress_messages import PoolStreams
 from engine_agent.relay.server import RelayServer
 from tests.engine_agent.fake_control_plane import eventually
 
@@ -116,7 +117,14 @@ class Rig:
 
     @property
     def counts(self) -> dict[str, int]:
-        return self.relay.meter.totals()
+        """All counts, by name and reason."""
+        counts = self.relay.meter.counts()
+        pool = counts.pools.get("demo", PoolStreams())
+        named = {"continued": pool.continued_total, "cut": pool.cut_total, "unable": pool.unable_total}
+        by_reason = {f"{name}:{reason}": n for name, each in named.items() for reason, n in each.items()}
+        by_reason |= {f"refused:{reason}": n for reason, n in counts.refused.items()}
+        plain = {"requests": counts.requests, "open": counts.open, "kept_bytes": counts.kept_bytes}
+        return plain | by_reason | {"relayed": pool.relayed_total, "repeated": pool.repeated_total}
 
 
 def words_of(answer: bytes) -> list[str]:

@@ -12,8 +12,10 @@ from engine_agent.protocol.ingress_messages import (
     IngressObserved,
     IngressReport,
     IngressTelemetry,
+    PoolStreams,
     PoolTraffic,
     Refusals,
+    StreamTotals,
 )
 from engine_agent.protocol.messages import Health, Observed, Report
 from engine_agent.protocol.states import EngineState
@@ -33,6 +35,7 @@ INGRESS_REPORT = IngressReport(
     telemetry=IngressTelemetry(
         pools={"chat": PoolTraffic(held=3, held_total=5, released_total=1, turned_away_total=1)},
         refusals=Refusals("a", {"chat": {"no_ready_cell": 4, "queue_full": 2}}),
+        streams=StreamTotals("b", {"chat": PoolStreams(9, {"leaving": 2}, {"no_cell": 1}, pauses={80: 2})}),
     ),
 )
 
@@ -83,6 +86,17 @@ def test_an_ingress_tells_its_cells() -> None:
         5,
         1,
     ]
+
+
+def test_an_ingress_reports_streams_that_continue() -> None:
+    told = values(agent_exposition("i-eu", True, INGRESS_REPORT))
+    assert told["switchyard_ingress_streams_relayed_total", "chat"] == 9
+    assert told["switchyard_ingress_streams_continued_total", "leaving"] == 2
+    assert told["switchyard_ingress_streams_cut_total", "no_cell"] == 1
+    assert told["switchyard_ingress_stream_pause_seconds_count", "chat"] == 2
+    assert told["switchyard_ingress_stream_pause_seconds_bucket", "0.0001"] == 0
+    assert told["switchyard_ingress_stream_pause_seconds_bucket", "+Inf"] == 2
+    assert told["switchyard_ingress_stream_pause_seconds_sum", "chat"] == pytest.approx(2 * 0.098, abs=0.01)
 
 
 async def opened(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
