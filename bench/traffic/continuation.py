@@ -30,6 +30,7 @@ from bench.traffic import contenders
 from bench.traffic.contenders import MODEL
 from bench.traffic.sim_cells import Ports, engine_command, proxy_command
 from engine_agent.engines.sim.batching import ModelParameters
+from engine_agent.ingress.relay_processes import read_counts
 from engine_agent.protocol.ingress_messages import CellEndpoint
 
 BASE_PORT = 28700
@@ -201,11 +202,14 @@ class Fleet:
         ]
 
     async def relay_counts(self) -> Counter[str]:
+        """Of all relays, by name and reason."""
         totals: Counter[str] = Counter()
         for socket in sorted((self.home / "relay").glob("[0-9].sock")):
-            transport = httpx.AsyncHTTPTransport(uds=str(socket))
-            async with httpx.AsyncClient(transport=transport, base_url="http://relay") as http:
-                totals.update((await http.get("/switchyard/relay")).json())
+            counts = await read_counts(socket)
+            totals.update({"requests": counts.requests, "open": counts.open})
+            for pool in counts.pools.values():
+                for name, by_reason in (("continued", pool.continued_total), ("cut", pool.cut_total)):
+                    totals.update({f"{name}:{reason}": count for reason, count in by_reason.items()})
         return totals
 
     async def counted(self) -> tuple[int, int]:
