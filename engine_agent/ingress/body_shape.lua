@@ -100,6 +100,10 @@ local function fault_of(text, nul)
     end
 end
 
+core.register_converters("may_be_odd", function(text)
+    return (find(text, NUL, 1, true) or may_be_deep(text) or may_have_long_name(text)) and true or false
+end)
+
 core.register_action("check_shape", { "http-req" }, function(txn)
     local text = txn.sf:req_body()
     local nul = next_nul(text, 1)
