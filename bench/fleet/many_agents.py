@@ -2,7 +2,7 @@
 
     .venv/bin/python -m bench many_agents --agents 1000 --seconds 60 --storms 2
 
-Starts its own servers, control plane and agents; needs no fleet. Agents hold real WebSockets with the agents' own code.
+Starts its own servers, control plane and agents; needs no fleet. Agents hold real WebSockets over TLS.
 """
 
 import argparse
@@ -23,18 +23,23 @@ import msgspec
 from msgspec import structs
 
 from bench import cpu_s, family
-from bench.fleet.own_control_plane import ControlPlane, bundle, database, seed, shares, start_agents
+from bench.fleet.own_control_plane import Authorities, ControlPlane, database, seed, start_agents
 from bench.fleet.simulated_agents import AgentGroup, GroupStatus, Member
 
 LOOK_EVERY_S = 1.0
+AGES_EVERY = 5
+"""A sample of all reports takes PostgreSQL about 3 µs for each, so only each fifth sample has it."""
 CONTROL_PLANE = ("web", "controller", "servers")
 """Whose CPU time per agent has a goal. `agents` are the simulated ones, which real fleets run elsewhere."""
 _AGES = """
-SELECT extract(epoch FROM clock_timestamp())::float8 - greatest(
-    (telemetry->>'agent_rss_bytes')::float8 / 1e6,
-    CASE WHEN NOT quiet THEN extract(epoch FROM until - interval '5 s')::float8 END
-) FROM fleet_nodereport JOIN fleet_agentlistener ON fleet_agentlistener.id = listener
-WHERE connected AND telemetry ? 'agent_rss_bytes'
+SELECT count(*), avg(age), percentile_disc(0.99) WITHIN GROUP (ORDER BY age), max(age) FROM (
+    SELECT extract(epoch FROM clock_timestamp())::float8 - greatest(
+        (telemetry->>'agent_rss_bytes')::float8 / 1e6,
+        CASE WHEN NOT quiet THEN extract(epoch FROM until - interval '5 s')::float8 END
+    ) AS age
+    FROM fleet_nodereport JOIN fleet_agentlistener ON fleet_agentlistener.id = listener
+    WHERE connected AND telemetry ? 'agent_rss_bytes'
+) AS heard
 """
 """Since a node was last heard: its newest report, or the last time that its web process noted no silence."""
 _REPORTED = """
@@ -81,8 +86,12 @@ class Watch(threading.Thread):
     def run(self) -> None:
         from django.db import connection
 
+        number = 0
         while not self._ends.wait(LOOK_EVERY_S):
             self._sample_standing()
+            if number % AGES_EVERY == 0:
+                self._sample_ages()
+            number += 1
         connection.close()
 
     def take(self) -> Ages:
@@ -94,18 +103,21 @@ class Watch(threading.Thread):
         self._ends.set()
         self.join()
 
+    def _sample_ages(self) -> None:
+        ((count, mean, p99, oldest),) = rows(_AGES)
+        if count:
+            with self._lock:
+                self._ages.means.append(mean)
+                self._ages.p99s.append(p99)
+                self._ages.oldest = max(self._ages.oldest, oldest)
+
     def _sample_standing(self) -> None:
         from kernel.loop_passes import control_standing
 
-        ages = sorted(age for (age,) in rows(_AGES))
-        states = dict(rows(_OUT_OF_ORDER))
+        states, loops = dict(rows(_OUT_OF_ORDER)), control_standing().loops
         with self._lock:
             seen = self._ages
-            if ages:
-                seen.means.append(statistics.mean(ages))
-                seen.p99s.append(ages[int(0.99 * (len(ages) - 1))])
-                seen.oldest = max(seen.oldest, ages[-1])
-            for loop in control_standing().loops:
+            for loop in loops:
                 seen.last_pass[loop.loop] = max(seen.last_pass.get(loop.loop, 0.0), loop.age_s)
                 seen.longest_pass[loop.loop] = max(seen.longest_pass.get(loop.loop, 0.0), loop.took_s)
             seen.suspects = max(seen.suspects, states.get("suspect", 0))
@@ -148,7 +160,16 @@ class Bench:
         self.plane = plane
         self.agents = len(group.members)
         self.processes = [
-            start_agents(structs.replace(group, members=share)) for share in shares(list(group.members), processes)
+            start_agents(
+                structs.replace(
+                    group,
+                    server=plane.servers[number % len(plane.servers)],
+                    home=f"{group.home}-{number}",
+                    members=group.members[number::processes],
+                    first_address=1 + number * len(group.members),
+                )
+            )
+            for number in range(processes)
         ]
         self.readers = [StatusReader(process.stdout) for process in self.processes]
         self._servers_pid = servers_pid
@@ -237,11 +258,13 @@ def main(parser: argparse.ArgumentParser) -> None:
     options = _arguments(parser)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with TemporaryDirectory(prefix="switchyard-agents-") as folder, database(Path(folder), options.port) as servers:
-        members = seed(options.agents, options.agents * 9 // 20)
+        began_s = time.monotonic()
+        members, authorities = seed(options.agents, options.agents * 9 // 20, with_past=not options.no_past)
+        print(f"{len(members)} nodes with their certificates after {time.monotonic() - began_s:.1f} s", flush=True)
         plane = ControlPlane(options.port, options.webs, Path(folder) / "control-plane.log")
         try:
             plane.start()
-            with _connected_agents(plane, members, options, servers.pid) as bench:
+            with _connected_agents(plane, members, authorities, options, servers.pid) as bench:
                 _run(bench, options)
         finally:
             plane.stop()
@@ -249,15 +272,27 @@ def main(parser: argparse.ArgumentParser) -> None:
 
 @contextmanager
 def _connected_agents(
-    plane: ControlPlane, members: list[Member], options: argparse.Namespace, servers_pid: int
+    plane: ControlPlane,
+    members: list[Member],
+    authorities: Authorities,
+    options: argparse.Namespace,
+    servers_pid: int,
 ) -> Iterator[Bench]:
     from fleet.deployments.services.large_demo import LOAD
 
     began = time.time()
-    homes = f"{os.environ['SWITCHYARD_HOME']}-agents"
-    ramp_s = options.agents / options.ramp
-    group = AgentGroup(plane.servers, homes, bundle(), tuple(members), LOAD, ramp_s, options.busy)
-    bench = Bench(options.processes, plane, servers_pid, group)
+    group = AgentGroup(
+        server="",
+        home=f"{os.environ['SWITCHYARD_HOME']}-agents",
+        key=authorities.key,
+        bundle=authorities.bundle,
+        revoked=authorities.revoked,
+        members=tuple(members),
+        load=LOAD,
+        ramp_s=options.agents / options.ramp,
+        busy=options.busy,
+    )
+    bench = Bench(max(options.processes, options.webs), plane, servers_pid, group)
     try:
         connected_s, reported_s = bench.wait_for_all(began)
         print(
@@ -292,8 +327,11 @@ def _arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, default=1, help="how often that is measured")
     parser.add_argument("--storms", type=int, default=1, help="how often every web process is killed")
     parser.add_argument("--webs", type=int, default=1, help="web processes")
-    parser.add_argument("--processes", type=int, default=1, help="processes that simulate agents")
+    parser.add_argument(
+        "--processes", type=int, default=1, help="processes that simulate agents, at least one for each web"
+    )
     parser.add_argument("--ramp", type=float, default=100.0, help="agents a second that begin")
     parser.add_argument("--busy", type=float, default=0.0, help="share of leaders whose load changes")
+    parser.add_argument("--no-past", action="store_true", help="no events and load of the past, to start sooner")
     parser.add_argument("--port", type=int, default=PORT, help="of the first web process")
     return parser.parse_args()

@@ -7,23 +7,36 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 import httpx
 import msgspec
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from bench import ROOT
 from bench.fleet.simulated_agents import AgentGroup, Member
 from controlplane.embedded import control_plane
 from controlplane.embedded.configuration import read_configuration
 from controlplane.embedded.supervisor import Service
+from engine_agent.node.identity import key_pem, request_make
 from lab.embedded_servers import EmbeddedServers
 
 UP_WITHIN_S = 120.0
+CERTIFICATES_TOGETHER = 1000
 NO_PROVIDER = "bench"
 """A name that no provider has: none reports a machine as gone, and none launches one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authorities:
+    """What all seeded nodes share, as PEM: their key, the fleet's authorities and its revocation lists."""
+
+    key: str
+    bundle: str
+    revoked: str
 
 
 @contextmanager
@@ -73,13 +86,16 @@ def seed_calm(nodes: int, cells: int, *, with_past: bool = True) -> None:
     NodeReport.objects.update(last_seen_at=clock.now())
 
 
-def seed(nodes: int, cells: int) -> list[Member]:
+def seed(nodes: int, cells: int, *, with_past: bool = True) -> tuple[list[Member], Authorities]:
+    """Seed a calm fleet of nodes that have enrolled: each has a credential and a certificate, so its first connection
+    is one of many."""
+    from fleet.agents.services.authority import authority_ensure
     from fleet.cells.models import CellMember
     from fleet.nodes.models import AgentCredential, Node
     from kernel import clock
     from kernel.secrets import secret_issue
 
-    seed_calm(nodes, cells)
+    seed_calm(nodes, cells, with_past=with_past)
     places = {member.node_id: member for member in CellMember.objects.select_related("cell")}
     nodes_known = list(Node.objects.order_by("id"))
     issued = [secret_issue() for _ in nodes_known]
@@ -94,20 +110,37 @@ def seed(nodes: int, cells: int) -> list[Member]:
         )
         for node, own in zip(nodes_known, issued, strict=True)
     )
-    return [_member(node, own.text, places.get(node.id)) for node, own in zip(nodes_known, issued, strict=True)]
+    key = ec.generate_private_key(ec.SECP256R1())
+    chains = _certificates([node.id for node in nodes_known], request_make(key))
+    trust = authority_ensure(clock.now())
+    authorities = Authorities(key_pem(key).decode(), trust.bundle, trust.revoked)
+    members = [
+        _member(node, own.text, chain, places.get(node.id))
+        for node, own, chain in zip(nodes_known, issued, chains, strict=True)
+    ]
+    return members, authorities
 
 
-def _member(node: Any, credential: str, place: Any) -> Member:
-    if place is None:
-        return Member(node.id, credential, node.address)
-    return Member(node.id, credential, node.address, place.cell_id, place.cell.generation, place.rank)
-
-
-def bundle() -> str:
-    from fleet.agents.services.authority import authority_ensure
+def _certificates(nodes: list[str], request: str) -> list[str]:
+    """Certificates of these nodes, as web issues them, all for the key of one request."""
+    from engine_agent.protocol.identity import IdentityKind
+    from fleet.agents.services.authority import CertificateOrder, certificates_issue
     from kernel import clock
 
-    return authority_ensure(clock.now()).bundle
+    orders = [CertificateOrder(IdentityKind.NODE, node, request) for node in nodes]
+    chains: list[str] = []
+    for first in range(0, len(orders), CERTIFICATES_TOGETHER):
+        for outcome in certificates_issue(orders[first : first + CERTIFICATES_TOGETHER], now=clock.now()):
+            if isinstance(outcome, Exception):
+                raise outcome
+            chains.append(outcome.chain)
+    return chains
+
+
+def _member(node: Any, credential: str, chain: str, place: Any) -> Member:
+    if place is None:
+        return Member(node.id, credential, chain, node.address)
+    return Member(node.id, credential, chain, node.address, place.cell_id, place.cell.generation, place.rank)
 
 
 class ControlPlane:
@@ -185,7 +218,3 @@ def start_agents(group: AgentGroup) -> subprocess.Popen[bytes]:
         stated.seek(0)
         command = [sys.executable, "-m", "bench.fleet.simulated_agents"]
         return subprocess.Popen(command, cwd=ROOT, stdin=stated, stdout=subprocess.PIPE)
-
-
-def shares(members: list[Member], processes: int) -> list[tuple[Member, ...]]:
-    return [tuple(members[number::processes]) for number in range(processes)]
