@@ -82,6 +82,7 @@ class ConnectionDoor:
         self._context, self._handshake_s = context, handshake_s
         self._handshakes: defaultdict[str, dict[asyncio.Task[None], None]] = defaultdict(dict)
         """Of each network, the oldest first."""
+        self._handshakes_count = 0
         self._waiting: dict[socket.socket, tuple[str, asyncio.TimerHandle]] = {}
         """Connections that wait for a handshake, with their network and the end of their wait, oldest first."""
         self._ended_s: deque[float] = deque()
@@ -115,7 +116,7 @@ class ConnectionDoor:
     @property
     def is_full(self) -> bool:
         """Whether further connections are closed because too many are on their way in."""
-        return sum(map(len, self._handshakes.values())) + self.pending_hellos() >= self._handshakes_most()
+        return self._handshakes_count + self.pending_hellos() >= self._handshakes_most()
 
     def _handshakes_most(self) -> int:
         while self._ended_s and self._ended_s[0] < monotonic() - PACE_OVER_S:
@@ -165,6 +166,7 @@ class ConnectionDoor:
     def _begin_handshake(self, connection: socket.socket, network: str) -> None:
         handshake = asyncio.get_running_loop().create_task(self._admit(connection, network))
         self._handshakes[network][handshake] = None
+        self._handshakes_count += 1
         handshake.add_done_callback(partial(self._end_handshake, network))
 
     def _end_handshake(self, network: str, handshake: asyncio.Task[None]) -> None:
@@ -174,6 +176,8 @@ class ConnectionDoor:
     def _made_room(self, network: str) -> bool:
         """Whether the network with the most handshakes lost its oldest one to `network`, which has fewer. In a storm of
         agents from many networks each has few, so the newest connections are refused and try again."""
+        if self._handshakes_count <= len(self._handshakes):
+            return False  # each network has one
         busiest, theirs = max(self._handshakes.items(), key=lambda item: len(item[1]), default=("", {}))
         if len(theirs) <= len(self._handshakes.get(network, ())) + 1:
             return False
@@ -183,8 +187,9 @@ class ConnectionDoor:
         return True
 
     def _forget(self, network: str, handshake: asyncio.Task[None]) -> None:
-        if network in self._handshakes:
-            self._handshakes[network].pop(handshake, None)
+        if network in self._handshakes and handshake in self._handshakes[network]:
+            del self._handshakes[network][handshake]
+            self._handshakes_count -= 1
             if not self._handshakes[network]:
                 del self._handshakes[network]
 
