@@ -54,6 +54,9 @@ FLUSH_EVERY_S = 1.0
 URGENT_PAUSE_S = 0.05
 """Collects related changes, such as those of a cell's ranks, into one write."""
 MANY_HELLOS = 20
+STORM_PAUSE_S = 0.25
+"""The same while more than `MANY_HELLOS` agents connect, when a write, and a read of all sessions, would otherwise
+follow every few hellos."""
 REVOKED_EVERY_S = 5.0
 PREFIXES_EVERY_S = 1.0
 SEND_LIMIT_S = 10.0
@@ -273,6 +276,10 @@ class AgentHub:
         except Exception as error:
             log.debug("closing %s: %s", session.identity.id, error)
 
+    @property
+    def _is_storm(self) -> bool:
+        return self.hello_queue.count > MANY_HELLOS
+
     # --- loops ------------------------------------------------------------------------------------------------------
 
     async def _for_ever(self, step: Callable[[], Awaitable[None]]) -> None:
@@ -327,7 +334,7 @@ class AgentHub:
         try:
             async with asyncio.timeout(FLUSH_EVERY_S):
                 await self._urgent.wait()
-            await asyncio.sleep(URGENT_PAUSE_S)
+            await asyncio.sleep(STORM_PAUSE_S if self._is_storm else URGENT_PAUSE_S)
         except TimeoutError:
             pass
         self._urgent.clear()
@@ -357,7 +364,7 @@ class AgentHub:
                         session.sending = asyncio.create_task(sending)
         # It reads all sessions. Under constant wake-ups the pause leaves half of the time to other work, and while many
         # agents connect, it collects some.
-        least_s = URGENT_PAUSE_S if self.hello_queue.count > MANY_HELLOS else 0.0
+        least_s = STORM_PAUSE_S if self._is_storm else 0.0
         await asyncio.sleep(max(least_s, min(monotonic() - began, FLUSH_EVERY_S)))
 
     async def _send(self, session: AgentSession, version: int, message: DownMessage) -> None:
