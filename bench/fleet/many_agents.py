@@ -150,7 +150,8 @@ class StatusReader(threading.Thread):
 
 PORT = 24280
 SETTLED_AFTER_S = 10.0
-BACK_WITHIN_S = 300.0
+BACK_WITHIN_S = 120.0
+"""Twice the goal. A bench with three storms then ends within ten minutes even if agents do not come back."""
 RESTART_AFTER_S = 1.0
 """About the time that a supervisor takes to restart a process."""
 
@@ -184,11 +185,12 @@ class Bench:
     def tries(self) -> int:
         return sum(reader.newest.tries for reader in self.readers)
 
-    def wait_for_all(self, since: float) -> tuple[float, float]:
+    def wait_for_all(self, since: float, within_s: float = BACK_WITHIN_S) -> tuple[float, float]:
         """Returns the seconds from `since` (Unix time) until all are connected, and until a later report of each is
-        stored. Connections from before a kill do not count, because web answers by now."""
+        stored; `within_s` if that takes longer. Connections from before a kill do not count, because web answers by
+        now."""
         connected_after, began = 0.0, time.time()
-        while time.time() - since < BACK_WITHIN_S:
+        while time.time() - since < within_s:
             if not connected_after and self.connected(began) == self.agents:
                 connected_after = time.time() - since
             if connected_after and reported_since(since) == self.agents:
@@ -197,11 +199,9 @@ class Bench:
         reasons: dict[str, int] = {}
         for reader in self.readers:
             reasons |= reader.newest.reasons
-        print(
-            f"not all within {BACK_WITHIN_S:.0f} s: {self.connected(began)} connected, {reported_since(since)} reported"
-        )
+        print(f"not all within {within_s:.0f} s: {self.connected(began)} connected, {reported_since(since)} reported")
         print(f"  {reasons}")
-        return connected_after or BACK_WITHIN_S, BACK_WITHIN_S
+        return connected_after or within_s, within_s
 
     def measure(self, title: str, seconds: float) -> dict[str, float]:
         """Returns the CPU µs of an agent-second, by part."""
@@ -215,7 +215,8 @@ class Bench:
         print(f"{title}: {self.watch.take()}\n  cores (CPU µs of an agent-second): {shown}", flush=True)
         return per_agent
 
-    def storm(self) -> None:
+    def storm(self) -> dict[str, float]:
+        """Kills every web process. Returns seconds, attempts, nodes and CPU seconds until all were heard again."""
         self.watch.take()
         tries, before, since = self.tries, self._cpu_s(), time.time()
         self.plane.kill_webs()
@@ -228,13 +229,25 @@ class Bench:
         connected_s, reported_s = self.wait_for_all(since)
         used = {name: spent - before[name] for name, spent in self._cpu_s().items() if not name.startswith("web")}
         webs = self._cpu_s()["web"]
+        tries = self.tries - tries
         time.sleep(SETTLED_AFTER_S)
+        ages = self.watch.take()
         print(
             f"storm: web answers after {up_after_s:.1f} s, all connected after {connected_s:.1f} s, all reported after "
-            f"{reported_s:.1f} s, {self.tries - tries} tries\n  {self.watch.take()}\n  CPU s: web {webs:.1f}, "
+            f"{reported_s:.1f} s, {tries} tries\n  {ages}\n  CPU s: web {webs:.1f}, "
             + ", ".join(f"{name} {spent:.1f}" for name, spent in used.items()),
             flush=True,
         )
+        return {
+            "web answers, s": up_after_s,
+            "all connected, s": connected_s,
+            "all reported, s": reported_s,
+            "tries": tries,
+            "nodes suspect at worst": ages.suspects,
+            "nodes lost at worst": ages.lost,
+            "web, CPU s": webs,
+            **{f"{name}, CPU s": spent for name, spent in used.items()},
+        }
 
     def stop(self) -> None:
         self.watch.stop()
@@ -242,15 +255,23 @@ class Bench:
             process.kill()
             process.wait()
 
+    def memory(self) -> str:
+        """Resident MiB by part. Servers are left out: each of their processes counts the memory that they share."""
+        own = ((name, pids) for name, pids in self._pids().items() if name != "servers")
+        used = {name: sum(each.memory_info().rss for pid in pids for each in family(pid)) for name, pids in own}
+        return ", ".join(f"{name} {used_bytes / 2**20:.0f}" for name, used_bytes in used.items())
+
     def _cpu_s(self) -> dict[str, float]:
-        used = {"web": 0.0}
-        for name, process in self.plane.processes.items():
-            kind = "web" if name.startswith("web") else name
-            used[kind] = used.get(kind, 0.0) + cpu_s(family(process.pid))
+        return {name: sum(cpu_s(family(pid)) for pid in pids) for name, pids in self._pids().items()}
+
+    def _pids(self) -> dict[str, list[int]]:
+        """The first processes of each part."""
+        plane = self.plane.processes
         return {
-            **used,
-            "servers": cpu_s(family(self._servers_pid)),
-            "agents": sum(cpu_s(family(each.pid)) for each in self.processes),
+            "web": [process.pid for name, process in plane.items() if name.startswith("web")],
+            **{name: [process.pid] for name, process in plane.items() if not name.startswith("web")},
+            "servers": [self._servers_pid],
+            "agents": [process.pid for process in self.processes],
         }
 
 
@@ -281,6 +302,7 @@ def _connected_agents(
     from fleet.deployments.services.large_demo import LOAD
 
     began = time.time()
+    ramp_s = options.agents / options.ramp
     group = AgentGroup(
         server="",
         home=f"{os.environ['SWITCHYARD_HOME']}-agents",
@@ -289,12 +311,12 @@ def _connected_agents(
         revoked=authorities.revoked,
         members=tuple(members),
         load=LOAD,
-        ramp_s=options.agents / options.ramp,
+        ramp_s=ramp_s,
         busy=options.busy,
     )
     bench = Bench(max(options.processes, options.webs), plane, servers_pid, group)
     try:
-        connected_s, reported_s = bench.wait_for_all(began)
+        connected_s, reported_s = bench.wait_for_all(began, ramp_s + BACK_WITHIN_S)
         print(
             f"{options.agents} agents, {options.webs} web, load average {os.getloadavg()[0]:.1f}: all connected after "
             f"{connected_s:.1f} s, reported after {reported_s:.1f} s, {bench.tries} tries",
@@ -313,12 +335,15 @@ def _run(bench: Bench, options: argparse.Namespace) -> None:
         print(f"  {name}: {_spread([each[name] for each in rounds])}")
     together = [sum(each[name] for name in CONTROL_PLANE) for each in rounds]
     print(f"  {', '.join(CONTROL_PLANE)} together: {_spread(together)}", flush=True)
-    for _ in range(options.storms):
-        bench.storm()
+    print(f"MiB: {bench.memory()}", flush=True)
+    storms = [bench.storm() for _ in range(options.storms)]
+    print(f"after `kill -9` of web, median (least to greatest) of {len(storms)} times:")
+    for name in storms[0] if storms else ():
+        print(f"  {name}: {_spread([each[name] for each in storms], digits=1)}", flush=True)
 
 
-def _spread(values: list[float]) -> str:
-    return f"{statistics.median(values):.0f} ({min(values):.0f} to {max(values):.0f})"
+def _spread(values: list[float], digits: int = 0) -> str:
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f} to {max(values):.{digits}f})"
 
 
 def _arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
