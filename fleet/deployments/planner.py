@@ -189,7 +189,8 @@ class GatePolicy(msgspec.Struct, frozen=True):
 class UpdatePolicy(msgspec.Struct, frozen=True):
     """Counts are cells; `_s` are seconds. `max_unavailable`: limit of planned disruptions, per region including failed
     cells, and over the whole deployment. `surge`: cells allowed above the target. `progress_deadline_s`: pauses a
-    rollout without progress (Nomad: 10 min). `max_failed_cells`: failed starts of updated cells that end a rollout."""
+    rollout without progress (Nomad: 10 min). `max_failed_cells`, `max_failed_percent` of the updated cells: the greater
+    one is the number of failures that ends a rollout."""
 
     strategy: UpdateStrategy = UpdateStrategy.IN_PLACE
     max_unavailable: Cells = 1
@@ -200,9 +201,15 @@ class UpdatePolicy(msgspec.Struct, frozen=True):
     bake_s: Seconds = 300.0
     min_healthy_s: Seconds = 60.0
     max_failed_cells: Annotated[int, Meta(ge=1, le=1000)] = 2
+    max_failed_percent: Annotated[int, Meta(ge=0, le=100)] = 2
     auto_rollback: bool = True
     progress_deadline_s: Seconds = 600.0
     gate: GatePolicy = GatePolicy()
+
+    def most_failures(self, updated: int) -> int:
+        """So many failures of updated cells end a rollout. Engines of any version fail now and then, so the number
+        grows with the `updated` cells."""
+        return max(self.max_failed_cells, self.max_failed_percent * updated // 100)
 
 
 def parse_policy(stated: Mapping[str, Any], base: UpdatePolicy | None = None) -> UpdatePolicy:

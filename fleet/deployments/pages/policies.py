@@ -250,7 +250,9 @@ UPDATES = (
     _update("canary_bake_s", "Bake of the canary, seconds", required=True),
     _update("bake_s", "Bake of a wave, seconds", required=True),
     _update("min_healthy_s", "Healthy for, seconds", "Before a cell counts as updated.", required=True),
-    _update("max_failed_cells", "Failed starts", "So many end the rollout.", required=True),
+    _update("max_failed_cells", "Failures", "Of updated cells; so many end the rollout.", required=True),
+    _update("max_failed_percent", "Failures, percent", "Of updated cells; ends the rollout if it is more cells.",
+            required=True),
     _update("progress_deadline_s", "Deadline, seconds", "Pauses a rollout without progress.", required=True),
     _update("auto_rollback", "Roll back automatically", kind=CHECK),
 )  # fmt: skip

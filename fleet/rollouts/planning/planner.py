@@ -130,7 +130,7 @@ def _unserved(case: _RolloutCase) -> str:
 
 
 def _new_failures(case: _RolloutCase) -> tuple[FailedStart, ...]:
-    """Updated cells whose start failed. A cell that lost its node is `lost`, which is not the version's fault."""
+    """Updated cells that failed. A cell that lost its node is `lost`, which is not the version's fault."""
     known = {(start.cell, start.generation) for start in case.progress.rollout.failed}
     return tuple(
         FailedStart(cell.id, cell.generation, cell.reason)
@@ -147,8 +147,9 @@ def _after_failures(case: _RolloutCase, failed: tuple[FailedStart, ...]) -> Chan
     rollout = case.progress.rollout
     count = len(rollout.failed) + len(failed)
     last = f"{failed[-1].cell} failed at {rollout.to_version}: {failed[-1].reason}"
-    if count < rollout.policy.max_failed_cells:
-        change = case.change(rollout.state, f"held after {count} of {rollout.policy.max_failed_cells} failures: {last}")
+    most = rollout.policy.most_failures(sum(_is_updated(case, cell) for cell in case.cells()))
+    if count < most:
+        change = case.change(rollout.state, f"held after {count} of {most} failures: {last}")
     else:
         change = _roll_back_or_pause(case, f"{count} failures of updated cells; {last}")
     return replace(change, failed=failed)

@@ -185,6 +185,21 @@ def test_without_automatic_rollback_two_failures_wait_for_an_operator() -> None:
     assert len(world.touched) == 1
 
 
+@pytest.mark.parametrize(
+    ("percent", "to", "reason"),
+    [(2, RolloutState.ROLLING_BACK, "2 failures of updated"), (75, RolloutState.RUNNING, "held after 2 of 3 failures")],
+)
+def test_more_failures_are_borne_among_many_updated_cells(percent: int, to: RolloutState, reason: str) -> None:
+    world = rolling_out({"east": 6}, structs.replace(QUICK, max_failed_percent=percent))
+    while len(updated := world.cells(CellState.READY, NEW)) < 4:
+        world.tick()
+    failed = {cell.id: replace(cell, state=CellState.FAILED) for cell in updated[:2]}
+    fleet = replace(world.fleet, cells={**world.fleet.cells, **failed})
+    (change,) = plan_rollout(fleet, FleetSettings(), world.now)
+    assert isinstance(change, ChangeRollout)
+    assert (change.to, change.reason.startswith(reason), len(change.failed)) == (to, True, 2)
+
+
 def test_a_surge_that_gets_no_nodes_says_so_and_pauses() -> None:
     world = rolling_out({"east": 2}, SURGE)
     world.sold_out = True
