@@ -6,6 +6,7 @@ Only the module that is named is imported: others may need torch, a fleet or a c
 import argparse
 import asyncio
 import inspect
+import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -58,4 +59,5 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # benches stop what they have started
     sys.exit(main(sys.argv[1:]))
