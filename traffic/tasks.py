@@ -31,7 +31,7 @@ from traffic.routing.selectors import RoutingCache
 from traffic.routing.services.ingresses import cloud_ingresses_ensure, ingresses_ensure
 from traffic.routing.services.tables import drained_cells_mark, tables_publish
 from traffic.usage.services.budgets import budgets_follow
-from traffic.usage.services.counting import usage_count, usage_trim
+from traffic.usage.services.counting import LeaderRows, usage_count, usage_trim
 from traffic.usage.services.export import usage_export_days
 from traffic.usage.services.token_fit import token_fit_all
 
@@ -41,6 +41,7 @@ RECORDED = (PUBLICATION, AUTOPILOT, AUTOSCALER)
 _recorders = {loop: Recorder(loop) for loop in RECORDED}
 _meter = DemandMeter()
 _planner = Planner()
+_leader_rows = LeaderRows()
 
 
 @shared_task(name="traffic.publish", base=ControlLoop)
@@ -112,7 +113,7 @@ def planner_stop(**_: object) -> None:
 
 @shared_task(name="traffic.count_usage")
 def count_usage() -> None:
-    usage_count(now=clock.now())
+    usage_count(now=clock.now(), leader_rows=_leader_rows)
     budgets_follow(now=clock.now())
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from engine_agent.protocol.load_messages import Load, UsageRow
 from fleet.nodes.models import NodeReport
@@ -18,7 +20,7 @@ from traffic.routing.models import IngressReport
 from traffic.routing.services.ingresses import ingress_create
 from traffic.usage.models import CostShare, CostShareDay, UsageDay, UsageHour, UsageMark, UsageMonth
 from traffic.usage.planning.figures import HOURS_KEPT
-from traffic.usage.services.counting import MARKS_KEPT, usage_count, usage_trim
+from traffic.usage.services.counting import MARKS_KEPT, LeaderRows, usage_count, usage_trim
 from traffic.usage.services.day_sums import DAYS_KEPT
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
@@ -89,6 +91,28 @@ def test_a_row_that_a_proxy_forgot_begins_anew_and_an_old_report_of_it_counts_no
         cell_says("n-a", told)
         usage_count(now=NOW)
     assert by_cells() == [("rufus", key, "sim-70b", "realtime", 6, 0, 60, 0, 0)]
+
+
+def test_only_reports_that_were_written_are_read_again() -> None:
+    key = a_key()
+    kept = LeaderRows()
+    for name in ("a", "b"):
+        rows.cell(name, rows.node(f"n-{name}"))
+        cell_says(f"n-{name}", use(key, requests=5))
+    ingress_says({key: [20, 0, 0]}, sent=20)
+    for requests in (5, 6, 8):
+        cell_says("n-a", use(key, requests=requests))
+        usage_count(now=NOW, leader_rows=kept)
+        assert [row[4] for row in by_cells()] == [requests + 5]
+    with CaptureQueriesContext(connection) as queries:
+        usage_count(now=NOW, leader_rows=kept)
+    assert not [each for each in queries.captured_queries if "'usage'" in each["sql"]]
+    NodeReport.objects.filter(node="n-a").update(cell="other")
+    usage_count(now=NOW, leader_rows=kept)
+    cell_says("n-a", use(key, requests=9))
+    NodeReport.objects.filter(node="n-a").update(cell="a")
+    usage_count(now=NOW, leader_rows=kept)
+    assert [row[4] for row in by_cells()] == [14]
 
 
 def test_requests_without_a_key_have_no_account() -> None:

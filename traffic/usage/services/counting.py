@@ -10,6 +10,7 @@ from typing import NamedTuple
 from django.conf import settings
 from django.db import connection, transaction
 from django.db.models import F, Q
+from django.db.models.expressions import RawSQL
 
 from fleet.nodes.models import NodeReport
 from kernel import live
@@ -74,6 +75,8 @@ _ADD_TO_MONTH = """
     ON CONFLICT (tenant, month) DO UPDATE SET
     tokens = traffic_usagemonth.tokens + EXCLUDED.tokens, charged = traffic_usagemonth.charged + EXCLUDED.charged
 """
+_WRITTEN = RawSQL("fleet_nodereport.xmin::text || fleet_nodereport.ctid::text", ())
+"""The writer of a report's row and its place, which differ after each write, also within one transaction."""
 _TOKENS = ("prompt_tokens", "cached_tokens", "completion_tokens")
 _PLACE = (*KIND, *ACCOUNT_OF_SHARE)
 _SHARE_SOURCES = ("cost_source", "energy_source", "carbon_source")
@@ -87,12 +90,32 @@ _ADD_TO_SHARES = f"""
 """  # noqa: S608 - only names from above
 
 
-def usage_count(*, now: datetime) -> int:
-    """Counts new usage. Returns the number of changed rows; 0 while another worker counts."""
+class LeaderRows:
+    """Usage in the reports of cell leaders, kept between passes of a process: only reports that were written since the
+    last read are read again. A leader at rest writes one a minute, and has a row for each tenant and key."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[str, list[CellRow]]] = {}
+
+    def read(self, versions: Mapping[str, str]) -> dict[str, list[CellRow]]:
+        """Returns the rows of these nodes. `versions`: by node, a text that differs after each write of its report."""
+        unread = [node for node, version in versions.items() if self._known.get(node, ("", []))[0] != version]
+        stated = NodeReport.objects.filter(node_id__in=unread).values_list("node_id", "load__usage")
+        fresh = {node: rows_of_cell(node, {"usage": usage}) for node, usage in stated}
+        self._known = {
+            node: (version, fresh[node]) if node in fresh else self._known.get(node, ("", []))
+            for node, version in versions.items()
+        }
+        return {node: rows for node, (_, rows) in self._known.items()}
+
+
+def usage_count(*, now: datetime, leader_rows: LeaderRows | None = None) -> int:
+    """Counts new usage. Returns the number of changed rows; 0 while another worker counts. `leader_rows`: of earlier
+    passes."""
     with lease_during(name=LEASE, ttl_s=COUNT_LIMIT_S, now=now) as is_ours:
         if not is_ours:
             return 0
-        added = _count_usage(now)
+        added = _count_usage(now, leader_rows or LeaderRows())
         token_work_count(now=now)
         machine_hours_count(now=now)
         return added
@@ -105,8 +128,8 @@ def usage_trim(*, now: datetime) -> None:
     UsageMark.objects.filter(at__lt=now - MARKS_KEPT).delete()
 
 
-def _count_usage(now: datetime) -> int:
-    sent, leaders = _ingress_totals(), _leader_totals()
+def _count_usage(now: datetime, leader_rows: LeaderRows) -> int:
+    sent, leaders = _ingress_totals(), _leader_totals(leader_rows)
     keys = _keys_of(sent, (row for leader in leaders for row in leader.rows))
     kinds = {leader.source: leader.kind for leader in leaders}
     claims = [
@@ -147,19 +170,21 @@ class _Leader(NamedTuple):
     rows: list[CellRow]
 
 
-def _leader_totals() -> list[_Leader]:
+def _leader_totals(leader_rows: LeaderRows) -> list[_Leader]:
     """Returns counters of leaders about their own cells. Reports of other nodes, and about a cell that the node has
     left, are ignored."""
     cell = "node__member__cell__"
-    leaders = NodeReport.objects.filter(load__has_key="usage", node__member__rank=0, cell=F("node__member__cell_id"))
+    leaders = NodeReport.objects.filter(load__isnull=False, node__member__rank=0, cell=F("node__member__cell_id"))
     version = f"{cell}model_version__"
     fields = (
-        "node_id", "load", f"{cell}deployment_id", f"{version}context_length", f"{version}adapters",
+        "node_id", "written", f"{cell}deployment_id", f"{version}context_length", f"{version}adapters",
         f"{version}model_id", f"{version}version", f"{cell}region_id", "node__instance_type_id",
     )  # fmt: skip
+    found = list(leaders.annotate(written=_WRITTEN).values_list(*fields))
+    rows_of = leader_rows.read({node: written for node, written, *_ in found})
     read = []
-    for node, load, deployment, context, adapters, model, name, region, kind in leaders.values_list(*fields):
-        if rows := rows_of_cell(node, load):
+    for node, _, deployment, context, adapters, model, name, region, kind in found:
+        if rows := rows_of[node]:
             place = Kind(deployment, f"{model}@{name}", region, kind)
             read.append(_Leader(rows[0].totals.source, place, context, adapter_names(adapters), rows))
     return read
