@@ -337,7 +337,8 @@ def _run(bench: Bench, options: argparse.Namespace) -> None:
     print(f"  {', '.join(CONTROL_PLANE)} together: {_spread(together)}", flush=True)
     print(f"MiB: {bench.memory()}", flush=True)
     storms = [bench.storm() for _ in range(options.storms)]
-    print(f"after `kill -9` of web, median (least to greatest) of {len(storms)} times:")
+    if storms:
+        print(f"after `kill -9` of web, median (least to greatest) of {len(storms)} times:")
     for name in storms[0] if storms else ():
         print(f"  {name}: {_spread([each[name] for each in storms], digits=1)}", flush=True)
 
