@@ -33,6 +33,7 @@ help: ## Show this list.
 	@echo "  SWITCHYARD_CACHE         engines' environments and weights (.cache)"
 	@echo "  SWITCHYARD_PORT          dashboard and API (8000)"
 	@echo "  SWITCHYARD_INGRESS_PORT  first region's ingress; the others follow upwards (8080)"
+	@echo "  SWITCHYARD_INGRESSES     ingresses of each region; make chaos needs 2 (1)"
 	@echo "  DATABASE_URL, REDIS_URL  use these servers instead of the embedded PostgreSQL and Valkey"
 	@echo "  TESTS='tests/fleet -k x' what make test runs (everything)"
 	@echo "  FILE=…                   make backup writes it, make restore reads it"

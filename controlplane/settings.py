@@ -94,6 +94,9 @@ SWITCHYARD_PORT = int(os.environ.get("SWITCHYARD_PORT", "8000"))
 SWITCHYARD_INGRESS_PORT = int(os.environ.get("SWITCHYARD_INGRESS_PORT", "8080"))
 """Port of the first region's ingress; the other regions use the next ports. Each ingress also uses the ports 1000
 (metrics), 2000 (other regions) and 3000 (TLS) above its port."""
+SWITCHYARD_INGRESSES = int(os.environ.get("SWITCHYARD_INGRESSES", "1"))
+"""Ingresses of each region of provider `local`. The second ones of all regions use the ports after the first ones. A
+smaller number removes none."""
 SWITCHYARD_NODE_PORTS = int(os.environ.get("SWITCHYARD_NODE_PORTS", "21000"))
 """First port for new nodes of provider `local`. Each node has a block of 20 ports without those of ingresses."""
 SWITCHYARD_LOCAL_LAYOUT = os.environ.get("SWITCHYARD_LOCAL_LAYOUT", "")

@@ -19,6 +19,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 AGENT_PORT_ABOVE = 443
 """The port for agents is so much above that of the dashboard, unless it is given (controlplane.settings)."""
 _HIGHEST_PORT = 65535
+MOST_INGRESSES = 8
+"""Of a region on one computer."""
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
@@ -41,7 +43,7 @@ class Provider(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One launcher's settings. `wait_s` is how long the fleet may take until every cell is ready, in seconds.
+    """One launcher's settings. `ingresses`: of each region. `wait_s` is how long the fleet may take until every cell is ready, in seconds.
 
     `agent_listen` is the address on which web listens for agents: loopback, unless other hosts are to join.
     `database_url` and `redis_url` are servers run elsewhere; None means that the launcher runs its own."""
@@ -51,6 +53,7 @@ class Configuration:
     port: int
     agent_port: int
     ingress_port: int
+    ingresses: int
     node_ports: int
     agent_listen: str
     engine: Engine
@@ -61,20 +64,22 @@ class Configuration:
 
     @property
     def ingress_ports(self) -> dict[str, int]:
-        """Region -> port of its ingress."""
-        return demo_ingresses(self.ingress_port)
+        """Name -> port of each ingress."""
+        return demo_ingresses(self.ingress_port, self.ingresses)
 
 
 def read_configuration(environ: Mapping[str, str], checkout: Path = CHECKOUT) -> Configuration:
     """The configuration that `environ` asks for; an empty variable counts as unset. Raises CannotStart if a variable
     has a value that cannot be used."""
     port = _port(environ, "SWITCHYARD_PORT", 8000, ports=1)
+    ingresses = _count(environ, "SWITCHYARD_INGRESSES", 1, MOST_INGRESSES)
     return Configuration(
         home=_path(environ, "SWITCHYARD_HOME", checkout / ".switchyard"),
         cache=_path(environ, "SWITCHYARD_CACHE", checkout / ".cache"),
         port=port,
         agent_port=_port(environ, "SWITCHYARD_AGENT_PORT", min(port + AGENT_PORT_ABOVE, _HIGHEST_PORT), ports=1),
-        ingress_port=_port(environ, "SWITCHYARD_INGRESS_PORT", 8080, ports=len(DEMO_REGIONS)),
+        ingress_port=_port(environ, "SWITCHYARD_INGRESS_PORT", 8080, ports=len(DEMO_REGIONS) * ingresses),
+        ingresses=ingresses,
         node_ports=_port(environ, "SWITCHYARD_NODE_PORTS", 21000, ports=PORTS_PER_NODE),
         agent_listen=_address(environ, "SWITCHYARD_AGENT_LISTEN", "127.0.0.1"),
         engine=_one_of(environ, "ENGINE", Engine, Engine.VLLM),
@@ -94,6 +99,13 @@ def _port(environ: Mapping[str, str], name: str, default: int, *, ports: int) ->
     highest = _HIGHEST_PORT - ports + 1
     if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= highest:
         raise CannotStart(f"{name} is {text!r}: give a port from 1 to {highest}.")
+    return int(text)
+
+
+def _count(environ: Mapping[str, str], name: str, default: int, most: int) -> int:
+    text = environ.get(name) or str(default)
+    if not text.isascii() or not text.isdigit() or len(text) > 3 or not 1 <= int(text) <= most:
+        raise CannotStart(f"{name} is {text!r}: give a number from 1 to {most}.")
     return int(text)
 
 

@@ -100,10 +100,11 @@ class Follower:
 
 
 def require_same_settings(configuration: Configuration, state: LauncherState) -> None:
-    """Raises CannotStart if the running launcher uses other ports or another engine than requested now."""
+    """Raises CannotStart if the running launcher uses other ports, ingresses or another engine than requested now."""
     settings = {
         "SWITCHYARD_PORT": (configuration.port, state.port),
         "SWITCHYARD_INGRESS_PORT": (configuration.ingress_port, state.ingress_port),
+        "SWITCHYARD_INGRESSES": (configuration.ingresses, state.ingresses),
         "ENGINE": (str(configuration.engine), state.engine),
     }
     different = [f"{name} {runs} (requested: {wish})" for name, (wish, runs) in settings.items() if wish != runs]

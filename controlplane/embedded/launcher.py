@@ -65,6 +65,7 @@ class Launcher:
             started_s=psutil.Process().create_time(),
             port=configuration.port,
             ingress_port=configuration.ingress_port,
+            ingresses=configuration.ingresses,
             engine=configuration.engine,
         )
         self._supervisor = Supervisor(home, console, on_change=lambda sessions: self._publish(sessions=sessions))

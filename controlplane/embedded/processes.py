@@ -45,6 +45,7 @@ def control_plane_environment(
         "SWITCHYARD_PORT": str(configuration.port),
         "SWITCHYARD_AGENT_PORT": str(configuration.agent_port),
         "SWITCHYARD_INGRESS_PORT": str(configuration.ingress_port),
+        "SWITCHYARD_INGRESSES": str(configuration.ingresses),
         "SWITCHYARD_SECRET_KEY": secrets.secret_key,
         "PYTHONUNBUFFERED": "1",
         # setproctitle would otherwise overwrite the environment in which we look for the home's mark.

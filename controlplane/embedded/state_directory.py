@@ -34,6 +34,7 @@ class LauncherState:
     started_s: float
     port: int
     ingress_port: int
+    ingresses: int
     engine: str
     database_url: str = ""
     owner_url: str = ""

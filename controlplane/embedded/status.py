@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from controlplane.embedded.configuration import CHECKOUT, Configuration
+from controlplane.embedded.configuration import CHECKOUT, Configuration, Provider
 from controlplane.embedded.console import Console
 from controlplane.embedded.follower import is_alive
 from controlplane.embedded.preflight import HOST
@@ -20,6 +20,7 @@ from controlplane.embedded.process_ownership import describe, processes_of
 from controlplane.embedded.processes import control_plane_environment
 from controlplane.embedded.state_directory import OPERATOR, LauncherPhase, StateDirectory
 from controlplane.processes import BY_NAME
+from engine_agent.protocol.ports import DEMO_REGIONS
 
 _PROBE_ONCE_S = 0.1
 """Above 0, because only a command that waits also judges."""
@@ -90,7 +91,8 @@ _TRIAL = {
 
 
 def read_ingresses(configuration: Configuration, home: StateDirectory) -> dict[str, str]:
-    """Region -> URL of its ingress, as the API tells it; where that does not answer, as configured."""
+    """Region -> URL of its first ingress, from the API or as configured; and name -> URL of further ingresses."""
+    urls = {name.removeprefix("i-"): f"http://{HOST}:{port}" for name, port in configuration.ingress_ports.items()}
     request = urllib.request.Request(
         f"http://{HOST}:{configuration.port}/api/v1/regions/",
         headers={"Authorization": f"Bearer {_token(home)}", "Accept": "application/json"},
@@ -99,9 +101,11 @@ def read_ingresses(configuration: Configuration, home: StateDirectory) -> dict[s
         with urllib.request.urlopen(request, timeout=_API_TIMEOUT_S) as response:  # noqa: S310 - always http to this machine
             answer = json.load(response)
         regions = answer["results"] if isinstance(answer, dict) else answer
-        return {str(region["name"]): str(region["ingress_url"]) for region in regions}
+        stated = {str(region["name"]): str(region["ingress_url"]) for region in regions}
     except (OSError, urllib.error.URLError, ValueError, KeyError, TypeError):
-        return {region: f"http://{HOST}:{port}" for region, port in configuration.ingress_ports.items()}
+        return urls
+    further = list(urls)[len(DEMO_REGIONS) :] if configuration.provider is Provider.LOCAL else []
+    return stated | {name: urls[name] for name in further}
 
 
 def _token(home: StateDirectory) -> str:

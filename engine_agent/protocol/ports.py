@@ -115,19 +115,34 @@ class PortUse:
     variable: str = ""
 
 
-def demo_ingresses(first: int) -> dict[str, int]:
-    """Region -> port of its ingress, in the seeded fleet."""
-    return {region: first + index for index, region in enumerate(DEMO_REGIONS)}
+def demo_ingresses(first: int, each: int = 1) -> dict[str, int]:
+    """Name -> port of the ingresses of the seeded fleet, `each` per region. The first one of each region comes first."""
+    return {
+        local_ingress(region, number): local_ingress_port(first, index, len(DEMO_REGIONS), number)
+        for number in range(each)
+        for index, region in enumerate(DEMO_REGIONS)
+    }
+
+
+def local_ingress(region: str, number: int) -> str:
+    """Name of the ingress of a region with this number, from 0."""
+    return f"i-{region}" + (f"-{number + 1}" if number else "")
+
+
+def local_ingress_port(first: int, position: int, positions: int, number: int) -> int:
+    """Port of the ingress with this number of the region at `position`: the first ones of all regions, then the second
+    ones."""
+    return first + position + number * positions
 
 
 def fixed_ports(*, dashboard: int, agents: int, ingresses: Mapping[str, int]) -> list[PortUse]:
-    """Configured ports, and the ports that follow from them. `ingresses`: port by region."""
+    """Configured ports, and the ports that follow from them. `ingresses`: port by name."""
     return [
         PortUse(dashboard, "the dashboard", "SWITCHYARD_PORT"),
         PortUse(agents, "agents", "SWITCHYARD_AGENT_PORT"),
         *(
-            PortUse(port, f"{purpose} of the ingress of {region}", "SWITCHYARD_INGRESS_PORT")
-            for region, first in ingresses.items()
+            PortUse(port, f"{purpose} of the ingress {name}", "SWITCHYARD_INGRESS_PORT")
+            for name, first in ingresses.items()
             for purpose, port in ingress_ports(first).items()
         ),
     ]

@@ -139,7 +139,7 @@ class LocalProvider:
                 for use in fixed_ports(
                     dashboard=settings.SWITCHYARD_PORT,
                     agents=settings.SWITCHYARD_AGENT_PORT,
-                    ingresses=demo_ingresses(settings.SWITCHYARD_INGRESS_PORT),
+                    ingresses=demo_ingresses(settings.SWITCHYARD_INGRESS_PORT, settings.SWITCHYARD_INGRESSES),
                 )
             ],
         )

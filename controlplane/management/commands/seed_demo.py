@@ -14,6 +14,7 @@ from django.core.management.base import CommandError, CommandParser
 from audit.commands import AuditedCommand
 from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact, parse_manifest
 from engine_agent.protocol.messages import Artifact
+from engine_agent.protocol.ports import local_ingress_port
 from engine_agent.protocol.strict_json import strict_loads
 from fleet.clouds.aws.identity import install_ensure
 from fleet.clouds.services.regions import AWS
@@ -65,6 +66,15 @@ def continue_streams(now: datetime) -> None:
     traffic_policies_change(stated={name: {"continuation": True} for name in names}, actor="make up", now=now)
 
 
+def _create_ingresses(port: int, each: int, now: datetime) -> None:
+    regions = list(Region.objects.filter(provider="local"))
+    places = max((region.position + 1 for region in regions), default=0)
+    for region in regions:
+        for number in range(each):
+            at = local_ingress_port(port, region.position, places, number)
+            ingress_create(region=region, address="127.0.0.1", port=at, now=now, number=number)
+
+
 class Command(AuditedCommand):
     help = "Record the demo fleet: two regions, smollm2 and sim-70b. Running it again keeps what operators changed."
 
@@ -89,8 +99,7 @@ class Command(AuditedCommand):
         continue_streams(now)
         if weights is not None:
             read_checkpoint(weights, now)
-        for region in Region.objects.filter(provider="local"):
-            ingress_create(region=region, address="127.0.0.1", port=port + region.position, now=now)
+        _create_ingresses(port, settings.SWITCHYARD_INGRESSES, now)
         if options["provider"] == AWS:  # the deployment of the stacks needs it
             (settings.SWITCHYARD_HOME / "install-id").write_text(install_ensure(now).id)
         if PASSWORD_VARIABLE in os.environ:

@@ -13,7 +13,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert configuration.home == CHECKOUT / ".switchyard"
     assert configuration.cache == CHECKOUT / ".cache"
     assert (configuration.port, configuration.agent_port) == (8000, 8443)
-    assert configuration.ingress_ports == {"us-east-1": 8080, "us-west-2": 8081}
+    assert configuration.ingress_ports == {"i-us-east-1": 8080, "i-us-west-2": 8081}
     assert configuration.engine is Engine.VLLM
     assert (configuration.agent_listen, configuration.provider) == ("127.0.0.1", Provider.LOCAL)
     assert configuration.wait_s == 600.0
@@ -30,9 +30,18 @@ def test_the_environment_decides() -> None:
         {"SWITCHYARD_HOME": "/data/home", "SWITCHYARD_INGRESS_PORT": "9000", "ENGINE": "sim", "WAIT_S": "0.5"}, CHECKOUT
     )
     assert configuration.home == Path("/data/home")
-    assert configuration.ingress_ports == {"us-east-1": 9000, "us-west-2": 9001}
+    assert configuration.ingress_ports == {"i-us-east-1": 9000, "i-us-west-2": 9001}
     assert configuration.engine is Engine.SIM
     assert configuration.wait_s == 0.5
+
+
+def test_the_second_ingresses_follow_the_first_ones() -> None:
+    assert read_configuration({"SWITCHYARD_INGRESSES": "2"}, CHECKOUT).ingress_ports == {
+        "i-us-east-1": 8080,
+        "i-us-west-2": 8081,
+        "i-us-east-1-2": 8082,
+        "i-us-west-2-2": 8083,
+    }
 
 
 @pytest.mark.parametrize(
@@ -43,6 +52,8 @@ def test_the_environment_decides() -> None:
         ("SWITCHYARD_PORT", "-1", "SWITCHYARD_PORT is '-1': give a port from 1 to 65535."),
         ("SWITCHYARD_PORT", "٨٠٨٠", "SWITCHYARD_PORT is '٨٠٨٠': give a port from 1 to 65535."),
         ("SWITCHYARD_INGRESS_PORT", "65535", "SWITCHYARD_INGRESS_PORT is '65535': give a port from 1 to 65534."),
+        ("SWITCHYARD_INGRESSES", "0", "SWITCHYARD_INGRESSES is '0': give a number from 1 to 8."),
+        ("SWITCHYARD_INGRESSES", "1e9", "SWITCHYARD_INGRESSES is '1e9': give a number from 1 to 8."),
         ("ENGINE", "llama", "ENGINE is 'llama': give one of vllm, llama-cpp, triton, sim."),
         ("SWITCHYARD_DEMO_PROVIDER", "gcp", "SWITCHYARD_DEMO_PROVIDER is 'gcp': give one of local, machines, aws."),
         (

@@ -29,6 +29,7 @@ def _state(phase: LauncherPhase = LauncherPhase.STARTING, reason: str = "") -> L
         started_s=psutil.Process().create_time(),
         port=8000,
         ingress_port=8080,
+        ingresses=1,
         engine="sim",
         phase=phase,
         reason=reason,

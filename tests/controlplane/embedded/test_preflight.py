@@ -97,7 +97,7 @@ def test_every_port_that_people_use_is_checked() -> None:
 def test_one_port_cannot_serve_two_purposes() -> None:
     with pytest.raises(CannotStart, match="Port 8081 is for the dashboard and for applications of the ingress"):
         require_distinct_ports(read_configuration({"SWITCHYARD_PORT": "8081"}))
-    with pytest.raises(CannotStart, match="Port 8080 is for agents and for applications of the ingress of us-east-1"):
+    with pytest.raises(CannotStart, match="Port 8080 is for agents and for applications of the ingress i-us-east-1"):
         require_distinct_ports(read_configuration({"SWITCHYARD_AGENT_PORT": "8080"}))
 
 

@@ -20,6 +20,7 @@ def test_the_control_plane_learns_everything_from_its_environment() -> None:
         "SWITCHYARD_CACHE": "/checkout/.cache",
         "SWITCHYARD_PORT": "9",
         "SWITCHYARD_INGRESS_PORT": "8080",
+        "SWITCHYARD_INGRESSES": "1",
         "SWITCHYARD_SECRET_KEY": "key",
         "DJANGO_SETTINGS_MODULE": "controlplane.settings",
         HOME_MARK: "/h",

@@ -9,7 +9,14 @@ from controlplane.embedded.configuration import CannotStart
 from controlplane.embedded.state_directory import LauncherPhase, LauncherState, StateDirectory
 
 STATE = LauncherState(
-    pid=7, started_s=1.5, port=8000, ingress_port=8080, engine="sim", phase=LauncherPhase.READY, sessions={"web": 8}
+    pid=7,
+    started_s=1.5,
+    port=8000,
+    ingress_port=8080,
+    ingresses=1,
+    engine="sim",
+    phase=LauncherPhase.READY,
+    sessions={"web": 8},
 )
 
 

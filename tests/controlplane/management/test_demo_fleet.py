@@ -46,6 +46,14 @@ def test_the_demo_is_recorded_with_an_ingress_for_each_region_from_one_port_upwa
     assert [(row.subject, row.value) for row in Rate.objects.all()] == [("local.cpu", Decimal("0.045"))]
 
 
+def test_a_second_ingress_of_each_region_has_the_ports_above(settings: Any) -> None:
+    settings.SWITCHYARD_INGRESS_PORT, settings.SWITCHYARD_INGRESSES = 26080, 2
+    run("seed_demo", "--engine", "sim")
+    first = {("i-us-east-1", 26080), ("i-us-west-2", 26081)}
+    ports = set(Ingress.objects.values_list("id", "port"))
+    assert ports == first | {("i-us-east-1-2", 26082), ("i-us-west-2-2", 26083)}
+
+
 def test_a_price_that_an_operator_set_stays() -> None:
     run("seed_demo", "--engine", "sim")
     now = clock.now() + timedelta(days=1)

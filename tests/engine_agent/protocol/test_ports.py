@@ -23,7 +23,7 @@ from engine_agent.protocol.ports import (
 def test_an_overlap_names_both_users_and_what_to_set() -> None:
     uses = fixed_ports(dashboard=10080, agents=10523, ingresses=demo_ingresses(8080))
     assert overlap(uses) == (
-        "Port 10080 is for the dashboard and for other regions' requests of the ingress of us-east-1:"
+        "Port 10080 is for the dashboard and for other regions' requests of the ingress i-us-east-1:"
         " set SWITCHYARD_PORT or SWITCHYARD_INGRESS_PORT to another port."
     )
 
@@ -31,7 +31,7 @@ def test_an_overlap_names_both_users_and_what_to_set() -> None:
 def test_a_node_keeps_its_block_and_the_other_moves() -> None:
     uses = [*fixed_ports(dashboard=8000, agents=8443, ingresses=demo_ingresses(19000)), *node_ports("n-1", 20990)]
     assert overlap(uses) == (
-        "Port 21000 is for other regions' requests of the ingress of us-east-1 and for node n-1:"
+        "Port 21000 is for other regions' requests of the ingress i-us-east-1 and for node n-1:"
         " set SWITCHYARD_INGRESS_PORT to another port."
     )
 

@@ -13,7 +13,7 @@ from django.db import connection, transaction
 from django.db.models import F, Q
 
 from engine_agent.protocol.machine_messages import VERSION_MOST
-from engine_agent.protocol.ports import CLOUD_INGRESS
+from engine_agent.protocol.ports import CLOUD_INGRESS, local_ingress
 from engine_agent.protocol.states import AgentKind
 from fleet.agents.selectors import is_trusted
 from fleet.agents.services.authority import agent_trust_end, authority_ensure
@@ -133,10 +133,10 @@ START_LIMIT_S = 30.0
 log = logging.getLogger(__name__)
 
 
-def ingress_create(*, region: Region, address: str, port: int, now: datetime) -> Ingress:
-    """Creates the row of an ingress; `ingresses_ensure` starts it."""
+def ingress_create(*, region: Region, address: str, port: int, now: datetime, number: int = 0) -> Ingress:
+    """Creates the row of an ingress; `ingresses_ensure` starts it. `number`: among those of its region, from 0."""
     ingress, _ = Ingress.objects.update_or_create(
-        id=f"i-{region.name}",
+        id=local_ingress(region.name, number),
         defaults={"region": region, "address": address, "port": port},
         create_defaults={"region": region, "address": address, "port": port, "created_at": now},
     )
