@@ -149,8 +149,8 @@ java-client: ## Build the jar of client/java in .cache (needs a JDK: apt-get ins
 	@jar --create --file $(SWITCHYARD_CACHE)/switchyard-client.jar -C $(SWITCHYARD_CACHE)/java-client .
 	@echo "$(SWITCHYARD_CACHE)/switchyard-client.jar"
 
-chaos: environment-dev ## Break the running sim fleet at random and judge it: make chaos SECONDS=1800 SEED=1 (600 s, seed 0).
-	@exec $(VENV) -m bench chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
+chaos: environment-dev ## Break the running sim fleet (two ingresses a region) and judge what its users see: make chaos MINUTES=30 SEED=1 SEEDS=5.
+	@exec $(VENV) -m bench chaos --minutes $(or $(MINUTES),10) --seed $(or $(SEED),1) --seeds $(or $(SEEDS),1)
 
 images: ## Build the images of control plane, node agent and ingress without a daemon: make images BASE=... TAG=... OPTIONS=... BUILDER="docker build" ENGINES="vllm llama_cpp".
 	@for name in control-plane node-agent ingress $(addprefix node-agent-,$(ENGINES)); do \

@@ -13,6 +13,8 @@ from importlib import import_module
 from pathlib import Path
 
 HERE = Path(__file__).parent
+CLIENT = HERE.parent / "client"
+"""Of this checkout. Benches with users import it, and it is not installed."""
 
 
 def benches() -> dict[str, Path]:
@@ -43,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     if name not in found:
         print(f"There is no bench {name!r}. `python -m bench --help` lists them.", file=sys.stderr)
         return 2
+    sys.path.append(str(CLIENT))
     sys.argv = [f"python -m bench {name}", *options]
     try:
         module = import_module(f"bench.{found[name].parent.name}.{name}")

@@ -1,119 +1,31 @@
-"""One campaign: faults in the order of a schedule on a fleet under load, and what must be true of it.
+"""One campaign: single faults in the order of a seed on a fleet under load, and what must be true of it.
 
-The fleet is given by what can be asked of it, so that `make chaos` and a scenario of the suite run the same campaign.
-"""
+The fleet is given by what can be asked of it: `make chaos` and a scenario of the suite run the same campaign."""
 
 import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from threading import Timer
-from typing import Any, Protocol
+from typing import Any
 
 import httpx
 
-from bench.chaos.faults import INGRESS_PREFIX, TAKEN_WITHIN_S, Done, Surroundings, census, do
-from bench.chaos.schedule import CONTROLS, Fault, Harm, Scope, Target
+from bench.chaos.faults import TAKEN_WITHIN_S, Done, Surroundings, census, do
+from bench.chaos.relay_counts import RelayCounts
+from bench.chaos.schedule import CONTROLS, Fault, Harm, Target
+from bench.chaos.users import Request
+from bench.chaos.verdict import CutWindow, PassSeen, Window, has_trail, late_passes, unexcused
 
 PASS_WITHIN_S = 15.0
-"""Maximum age of the last pass, also after a fault of the processes that make passes."""
-KNOWN_WITHIN_S = 5.0
-"""Until then a pass may not have heard of a harm yet: agents report every 2 s."""
-FOREVER = float("inf")
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """From `begins` to `ends`, in seconds of the load's clock, requests that `cells` answered, or that were sent to
-    `ingresses` (URLs), may fail. With `passes`, control loops may stand still too. The fault itself ends at `over`."""
-
-    begins: float
-    ends: float
-    why: str
-    cells: frozenset[str] = frozenset()
-    ingresses: frozenset[str] = frozenset()
-    passes: bool = False
-    over: float = 0.0
-
-    def overlaps(self, begins: float, ends: float) -> bool:
-        return begins <= self.ends and ends >= self.begins
-
-
-def closed(windows: Iterable[Window], now: float, pass_at: float) -> list[Window]:
-    """The windows, once the fleet is whole by what the pass that ended at `pass_at` left: a pass that knew of a harm
-    closes its window, an earlier one speaks of the time before."""
-    return [
-        replace(window, ends=now) if window.ends == FOREVER and pass_at > window.over + KNOWN_WITHIN_S else window
-        for window in windows
-    ]
-
-
-class Request(Protocol):
-    """What the load remembers of a request; `cell` is empty if none answered."""
-
-    url: str
-    began: float
-    ended: float
-    cell: str
-    error: str
-
-
-@dataclass(frozen=True, slots=True)
-class PassSeen:
-    """At `at`, in seconds of the load's clock, the last pass was `age_s` old."""
-
-    at: float
-    age_s: float
-
-
-def unexcused(
-    requests: Iterable[Request], windows: Sequence[Window], cells: Mapping[str, frozenset[str]]
-) -> list[Request]:
-    """Requests that failed where nothing had been done to what served them; `cells` are those of each ingress's region,
-    by its URL."""
-    return [request for request in requests if request.error and not _is_excused(request, windows, cells)]
-
-
-def _is_excused(request: Request, windows: Sequence[Window], cells: Mapping[str, frozenset[str]]) -> bool:
-    open_then = [window for window in windows if window.overlaps(request.began, request.ended)]
-    harmed = frozenset[str]().union(*(window.cells for window in open_then))
-    away = frozenset[str]().union(*(window.ingresses for window in open_then))
-    if request.cell in harmed or request.url in away:
-        return True
-    # Or it went through another region's ingress, and ended with that.
-    if any(request.cell in there and url in away for url, there in cells.items()):
-        return True
-    # Or no cell was left that could have answered it: none here, and none behind another ingress that was there.
-    here = cells.get(request.url, frozenset())
-    return not request.cell and bool(here) and all(there <= harmed or url in away for url, there in cells.items())
-
-
-def late_passes(seen: Iterable[PassSeen], windows: Sequence[Window]) -> list[PassSeen]:
-    """Returns the samples with a last pass that was too old although no fault excuses it."""
-    late = (look for look in seen if look.age_s > PASS_WITHIN_S)
-    excuses = [window for window in windows if window.passes]
-    return [look for look in late if not any(window.overlaps(look.at - look.age_s, look.at) for window in excuses)]
-
-
-def has_trail(kinds: Sequence[str], subjects: Iterable[str], rows: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether an event or incident of one of these kinds names one of the subjects: a node, cell, region or ingress."""
-    wanted = set(subjects)
-    return any(row["kind"] in kinds and wanted & _named(row) for row in rows)
-
-
-def _named(row: Mapping[str, Any]) -> set[str]:
-    return {str(row.get(field, "")) for field in ("node", "cell", "region", "subject")}
-
-
-POLL_S = 0.25
+"""Until then a control process that was faulted makes passes again."""
+POLL_S = 0.5
 CALM_WITHIN_S = 300.0
-"""Time to recover after the last fault. A machine counts as lost after 30 s, and a failed start of an engine is tried
-again after up to 300 s."""
-BACK_WITHIN_S = 5.0
-"""HAProxy answers again within 0.4 s (docs/design/ingress.md#haproxy-is-the-ingress), later on a busy machine."""
+"""Time to recover after a fault. A machine counts as lost after 30 s, and a failed start of an engine is tried again
+after up to 300 s."""
 LAUNCHED_WITHIN_S = 180.0
 """A control plane that was killed whole: PostgreSQL, migrations and the demo's seed come before the first pass."""
 AWAY = (httpx.HTTPError, OSError, KeyError, ValueError)
@@ -123,35 +35,45 @@ AGENTS_BEYOND_NODES = "node agents beyond nodes"
 
 @dataclass(frozen=True, slots=True)
 class FleetUnderTest:
-    """`cells` and `nodes` map ids to rows of the API. `sessions` maps each service and the launcher to its pid.
-
-    `trail` gives the events and incidents since the campaign began."""
+    """`cells`, `nodes` and `ingresses` map ids to rows of the API. `sessions` maps each service and the launcher to its
+    pid. `is_whole`: all cells serve and nothing moves. `trail` gives the events and incidents since the campaign began.
+    `order` posts to a path of the API, with a reason; `roll_out` starts a rollout."""
 
     home: Path
     web_url: str
     agents_url: str
     cells: Callable[[], Mapping[str, Any]]
     nodes: Callable[[], Mapping[str, Any]]
-    ingress_urls: Callable[[], Mapping[str, str]]
+    ingresses: Callable[[], Mapping[str, Any]]
     is_whole: Callable[[], bool]
     open_incidents: Callable[[], Sequence[str]]
     sessions: Callable[[], Mapping[str, int]]
     last_pass_age_s: Callable[[], float]
     trail: Callable[[], Iterable[Mapping[str, Any]]]
+    order: Callable[[str], None]
+    roll_out: Callable[[], None]
 
 
 @dataclass
 class Report:
     faults: list[str] = field(default_factory=list)
     requests: int = 0
-    failed: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    exempt: int = 0
+    """Cut streams that `EXEMPTIONS` covers."""
+    tokens: int = 0
+    attempts: int = 0
+    relays: Counter[str] = field(default_factory=Counter)
+    """Counts of all relays, such as `continued:connection_lost`."""
+    longest_pauses_s: list[float] = field(default_factory=list)
+    """Longest pause of each stream between two events, the longest first."""
     longest_pass_gap_s: float = 0.0
     calm_after_s: float = 0.0
     broken: list[str] = field(default_factory=list)
 
 
 class Campaign:
-    """Does each fault when it is due, keeps the windows that they open, and judges at the end.
+    """Injects each fault when the fleet is whole, and judges at the end. Faults come `every_s` apart at the least.
 
     `hostile_share` is the share of the full hostile load."""
 
@@ -161,78 +83,95 @@ class Campaign:
         seed: int,
         say: Callable[[str], None] = lambda _: None,
         *,
+        every_s: float = 5.0,
         hostile_share: float = 0.1,
     ) -> None:
-        self._fleet = fleet
-        self._chance = Random(seed)
-        self._say = say
-        self._hostile_share = hostile_share
+        self._fleet, self._seed, self._say = fleet, seed, say
+        self._every_s, self._hostile_share = every_s, hostile_share
         self._began = 0.0
         self._windows: list[Window] = []
+        self._cuts: list[CutWindow] = []
         self._passes: list[PassSeen] = []
         self._trails: list[tuple[Done, frozenset[str]]] = []
         self._cells: Mapping[str, Any] = {}
         self._nodes: Mapping[str, Any] = {}
-        self._urls: Mapping[str, str] = {}
+        self._ingresses: Mapping[str, Any] = {}
+        self._relays = RelayCounts(fleet.home)
         self.report = Report()
 
-    def run(self, faults: Sequence[Fault], requests: Sequence[Request]) -> Report:
-        """Inject all faults, wait until the fleet is whole again, and check `requests`, to which a load appends."""
+    def run(self, faults: Iterable[Fault], requests: Sequence[Request], seconds: float = float("inf")) -> Report:
+        """Inject faults for some seconds, wait until the fleet is whole again, and check `requests`, to which users
+        append."""
         before = Counter({**self._census(), AGENTS_BEYOND_NODES: 0})
-        self._urls = self._fleet.ingress_urls()
+        self._ingresses = self._fleet.ingresses()
         self._began = began = time.monotonic()
-        undoing: list[Timer] = []
-        try:
-            for fault in faults:
-                self._wait_until(began + fault.at_s)
-                if done := self._inject(fault):
-                    # On a separate thread: this one may be waiting for an answer of the paused process.
-                    undoing.append(Timer(fault.lasts_s, done.undo))
-                    undoing[-1].start()
-        finally:
-            for timer in undoing:
-                timer.join()
-        self._wait_for_calm(before)
+        for number, fault in enumerate(faults):
+            if time.monotonic() - began > seconds:
+                break
+            if not self._inject(fault, Random(f"{self._seed} {number}")):
+                continue
+            self.report.calm_after_s = self._wait_for_calm(before)
+            if self.report.calm_after_s >= CALM_WITHIN_S:
+                break
         self._judge(before, requests)
         return self.report
+
+    def _inject(self, fault: Fault, chance: Random) -> bool:
+        """Do a fault and undo it when it is over. Returns False if nothing of its kind runs."""
+        with contextlib.suppress(*AWAY):
+            self._cells, self._nodes = self._fleet.cells(), self._fleet.nodes()
+        now = time.monotonic()
+        done = do(fault, self._surroundings(), chance)
+        if done is None:
+            self._say(f"{fault}: nothing of the kind runs")
+            return False
+        self._say(f"{now - self._began:5.0f} s  {done.subject}: {fault}")
+        self.report.faults.append(f"{done.subject}: {fault}")
+        of = self._cells_of(done.subject)
+        lasts_s = TAKEN_WITHIN_S if fault.harm is Harm.TWICE else fault.lasts_s
+        self._cuts.append(CutWindow(now, now + lasts_s, fault, self._urls_of(done.subject)))
+        if fault.target in CONTROLS:
+            back_s = LAUNCHED_WITHIN_S if fault.target is Target.LAUNCHER else PASS_WITHIN_S
+            self._windows.append(Window(now, now + lasts_s + back_s, str(fault)))
+        else:
+            self._trails.append((done, of | {done.subject}))  # otherwise no process was running to write one
+        # On a separate thread: this one may be waiting for an answer of the paused process.
+        undoing = Timer(fault.lasts_s, done.undo)
+        undoing.start()
+        self._wait_until(now + max(fault.lasts_s, self._every_s))
+        undoing.join()
+        return True
 
     def _wait_until(self, until: float) -> None:
         while time.monotonic() < until:
             self._poll_fleet()
             time.sleep(POLL_S)
 
-    def _inject(self, fault: Fault) -> Done | None:
-        self._note_rows()
-        now = time.monotonic()
-        done = do(fault, self._surroundings(), self._chance)
-        if done is None:
-            self._say(f"{fault}: nothing of the kind runs")
-            return None
-        self._say(f"{now - self._began:5.0f} s  {done.subject}: {fault}")
-        self.report.faults.append(f"{done.subject}: {fault}")
-        of = self._cells_of(done.subject)
-        self._windows.extend(self._windows_of(done, of, now))
-        if not any(window.passes and window.overlaps(now, now) for window in self._windows):
-            self._trails.append((done, of | {done.subject}))  # otherwise no process was running to write one
-        return done
-
     def _surroundings(self) -> Surroundings:
+        regions = {node: row["region"] for node, row in self._nodes.items()}
         return Surroundings(
             home=self._fleet.home,
             sessions=self._fleet.sessions(),
             roles={node["id"]: node["role"] for cell in self._cells.values() for node in cell["nodes"]},
-            region_of={node: row["region"] for node, row in self._nodes.items()},
-            ingress_urls=self._urls,
+            cells=[name for name, cell in self._cells.items() if cell["state"] == "ready"],
+            region_of=regions | {name: row["region"] for name, row in self._ingresses.items()},
+            ingress_urls=self._urls(),
             web_url=self._fleet.web_url,
             agents_url=self._fleet.agents_url,
             hostile_share=self._hostile_share,
             taken_over_by=self._taken_over_by(self._cells),
+            order=self._fleet.order,
+            roll_out=self._fleet.roll_out,
         )
 
-    def _note_rows(self) -> None:
-        """Who is where now; while the control plane is away, who was where before."""
-        with contextlib.suppress(*AWAY):
-            self._cells, self._nodes = self._fleet.cells(), self._fleet.nodes()
+    def _urls(self) -> dict[str, str]:
+        return {name: f"http://{row['address']}:{row['port']}" for name, row in self._ingresses.items()}
+
+    def _urls_of(self, subject: str) -> frozenset[str]:
+        """URLs of an ingress, of the ingresses of a region, or of all if the subject is neither."""
+        urls = self._urls()
+        named = {name for name, row in self._ingresses.items() if subject in (name, row["region"])}
+        return frozenset(urls[name] for name in named or urls)
 
     def _taken_over_by(self, before: Mapping[str, Any]) -> Callable[[str], str]:
         places = {node["id"]: (cell, node["rank"]) for cell, row in before.items() for node in row["nodes"]}
@@ -253,64 +192,57 @@ class Campaign:
             if cell["region"] == subject or subject in {node["id"] for node in cell["nodes"]}
         )
 
-    def _cells_by_url(self) -> dict[str, frozenset[str]]:
-        return {
-            url: frozenset(name for name, cell in self._cells.items() if cell["region"] == region)
-            for region, url in self._urls.items()
-        }
-
-    def _windows_of(self, done: Done, cells: frozenset[str], now: float) -> Iterator[Window]:
-        fault, why = done.fault, f"{done.subject}: {done.fault}"
-        over = now + (TAKEN_WITHIN_S if fault.harm is Harm.TWICE else fault.lasts_s)
-        if fault.excuses in {Scope.CELL, Scope.REGION} and fault.harm is not Harm.CANNOT_WRITE:
-            yield Window(now, FOREVER, why, cells=cells, over=over)
-        if fault.excuses in {Scope.INGRESS, Scope.REGION, Scope.ALL}:
-            region = done.subject.removeprefix(INGRESS_PREFIX)
-            urls = self._urls.values() if fault.excuses is Scope.ALL else [self._urls.get(region, "")]
-            yield Window(now, over + BACK_WITHIN_S, why, ingresses=frozenset(urls))
-        if fault.target in CONTROLS:
-            back_s = LAUNCHED_WITHIN_S if fault.target is Target.LAUNCHER else PASS_WITHIN_S
-            yield Window(now, over + back_s, why, passes=True)
-
     def _poll_fleet(self) -> None:
-        """Windows stay open until the fleet is whole; how old the last pass is counts while web can say it."""
+        """How old the last pass is counts while web can say it."""
+        self._relays.poll()
         with contextlib.suppress(*AWAY):
-            now, age_s = time.monotonic(), self._fleet.last_pass_age_s()
-            self._passes.append(PassSeen(now, age_s))
-            if any(window.ends == FOREVER for window in self._windows) and self._is_whole():
-                self._windows = closed(self._windows, now, now - age_s)
+            self._passes.append(PassSeen(time.monotonic(), self._fleet.last_pass_age_s()))
 
-    def _wait_for_calm(self, before: Counter[str]) -> None:
-        """The last fault may be seconds old: what it killed comes back, and is noted, after that."""
+    def _wait_for_calm(self, before: Counter[str]) -> float:
+        """Waits until all of the fleet is back, and what happened is noted. Returns how long it took."""
         began = time.monotonic()
-        while time.monotonic() - began < CALM_WITHIN_S:
+        while (took_s := time.monotonic() - began) < CALM_WITHIN_S:
             self._poll_fleet()
-            if self._is_whole() and not self._open_incidents() and self._is_noted(before):
+            if self._is_whole() and self._ingresses_serve() and not self._open_incidents() and self._is_noted(before):
                 break
             time.sleep(POLL_S)
-        self.report.calm_after_s = time.monotonic() - began
+        return took_s
+
+    def _ingresses_serve(self) -> bool:
+        with contextlib.suppress(*AWAY):
+            return all(httpx.get(f"{url}/health", timeout=1).is_success for url in self._urls().values())
+        return False
 
     def _judge(self, before: Counter[str], requests: Sequence[Request]) -> None:
         report, broken = self.report, self.report.broken
+        if report.calm_after_s >= CALM_WITHIN_S:
+            broken.append(f"not whole {CALM_WITHIN_S:.0f} s after {report.faults[-1]}")
         if not self._is_whole():
-            broken.append(f"not whole {CALM_WITHIN_S:.0f} s after the last fault")
+            broken.append("not all cells serve")
         broken += [f"incident still open: {summary}" for summary in self._open_incidents()]
-        after = self._census()
-        for kind in sorted(set(before) | set(after)):
-            if before[kind] != after[kind]:
-                broken.append(f"{kind}: {before[kind]} before, {after[kind]} after")
-        report.requests, report.failed = len(requests), sum(bool(request.error) for request in requests)
+        with contextlib.suppress(*AWAY):
+            after = self._census()
+            for kind in sorted(set(before) | set(after)):
+                if before[kind] != after[kind]:
+                    broken.append(f"{kind}: {before[kind]} before, {after[kind]} after")
         report.longest_pass_gap_s = max((seen.age_s for seen in self._passes), default=0.0)
-        for request in unexcused(list(requests), self._windows, self._cells_by_url()):
-            who = f"{request.cell or 'no cell'} through {request.url}"
-            at_s, took_s = request.began - self._began, request.ended - request.began
-            broken.append(
-                f"request of {at_s:.1f} s failed after {took_s:.1f} s on {who}, outside of what was promised: "
-                f"{request.error}"
-            )
+        report.relays = self._relays.totals
         if late := late_passes(self._passes, self._windows):
             broken.append(f"the last pass was {max(look.age_s for look in late):.0f} s old, and nothing harmed passes")
-        broken += self._missing_trails()
+        with contextlib.suppress(*AWAY):
+            broken += self._missing_trails()
+        self._judge_requests(requests)
+
+    def _judge_requests(self, requests: Sequence[Request]) -> None:
+        report = self.report
+        ended = [request for request in requests if request.ended]
+        report.requests, report.outcomes = len(ended), Counter(request.outcome for request in ended)
+        report.tokens = sum(request.usage[1] for request in ended)
+        report.attempts = sum(len(request.attempts) for request in ended)
+        report.longest_pauses_s = sorted((request.longest_pause_s for request in ended), reverse=True)
+        found = unexcused(ended, self._cuts)
+        report.exempt = sum(bool(request.error) for request in ended) - len(found)
+        report.broken += [f"request of {request.began - self._began:.1f} s: {request}" for request in found]
 
     def _is_noted(self, before: Counter[str]) -> bool:
         with contextlib.suppress(*AWAY):
@@ -326,6 +258,8 @@ class Campaign:
         return counts
 
     def _missing_trails(self) -> Iterator[str]:
+        if not any(done.fault.trail for done, _ in self._trails):
+            return
         rows = list(self._fleet.trail())
         for done, subjects in self._trails:
             if done.fault.trail and not has_trail(done.fault.trail, subjects, rows):

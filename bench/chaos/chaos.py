@@ -1,10 +1,11 @@
 """Injects random faults into a running fleet and reports which promises break.
 
-    make chaos SECONDS=1800 SEED=1
-    python -m bench chaos --list
+    make up ENGINE=sim SWITCHYARD_INGRESSES=2 DETACH=1
+    make chaos MINUTES=30 SEED=1
+    python -m bench chaos --seed 1 --seeds 5 --minutes 30
     python -m bench chaos --only "haproxy" --every 10 --hostile-share 1.0
 
-Needs a fleet of `sim-70b` from `make up ENGINE=sim` (same SWITCHYARD_HOME) without other users. Exit status 1 if a
+Needs a fleet of `sim-70b` with two ingresses per region (same SWITCHYARD_HOME), without other users. Exit status 1 if a
 promise was broken. The same seed injects the same faults in the same order; their effects differ."""
 
 import argparse
@@ -14,14 +15,16 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
+from bench import percentile
 from bench.chaos.campaign import Campaign, FleetUnderTest, Report
 from bench.chaos.hostile_clients import FULL_LOAD
-from bench.chaos.schedule import PAUSES_S, kinds, schedule
-from bench.fleet.live_fleet import AGENT_SERVER, HOME, SERVER, Fleet, Row, last_pass_age_s, launched, load, wait_for
-from lab.steady_load import Answer
+from bench.chaos.schedule import EXEMPTIONS, PAUSES_S, Fault, kinds, schedule
+from bench.chaos.users import Request, Users
+from bench.fleet.live_fleet import AGENT_SERVER, HOME, SERVER, Fleet, Row, last_pass_age_s, launched, wait_for
 
 REFUSED = re.compile(r'^switchyard_requests_refused\{(?=[^}]*deployment="([^"]*)")[^}]*\} (\S+)$', re.MULTILINE)
 DEPLOYMENT = "sim-70b"
+ROLLOUT_POLICY = {"min_healthy_s": 2, "canary_bake_s": 2, "bake_s": 2}
 WHOLE_WITHIN_S = 120.0
 COUNTED_WITHIN_S = 120.0
 """Ingresses report keys and tenants in turns of 15 s, and usage is added up every 10 s."""
@@ -34,27 +37,43 @@ def main(parser: argparse.ArgumentParser) -> None:
     chosen = kinds(options.longest_pause, options.only, options.without)
     if options.list:
         print("\n".join(sorted(map(str, chosen))))
+        for each in EXEMPTIONS:
+            print(f"\nmay cut {each.where}, because {each.why}:")
+            print("\n".join(sorted(f"  {target}: {harm}" for target, harm in each.kinds)))
         return
     if not chosen:
         sys.exit(f"no kind of fault has {options.only!r} in its name; --list prints them")
+    first = options.seed
+    broken = [seed for seed in range(first, first + options.seeds) if not _passes(options, seed, chosen)]
+    sys.exit(f"seeds with broken promises: {', '.join(map(str, broken))}" if broken else 0)
+
+
+def _passes(options: argparse.Namespace, seed: int, chosen: Sequence[Fault]) -> bool:
     fleet = Fleet(ANSWER_WITHIN_S)
     wait_for(lambda: fleet.is_whole(DEPLOYMENT), WHOLE_WITHIN_S, "the fleet is whole before the first fault")
-    faults = schedule(options.seed, options.seconds, options.every, chosen)
+    ingresses = _ingresses(fleet)
+    if min(map(len, ingresses.values())) < 2:
+        sys.exit("chaos needs two ingresses in each region: make up ENGINE=sim SWITCHYARD_INGRESSES=2")
+    users = Users(ingresses, DEPLOYMENT, options.rate, seed)
+    users.record()
     before = refused_counts(fleet, DEPLOYMENT)
-    campaign = Campaign(_under_test(fleet), options.seed, _print_line, hostile_share=options.hostile_share)
-    with load(fleet.ingresses(DEPLOYMENT), DEPLOYMENT, options.rate, max_tokens=24) as requests:
-        report = campaign.run(faults, requests)
+    under_test = _under_test(fleet)
+    campaign = Campaign(under_test, seed, _print_line, every_s=options.every, hostile_share=options.hostile_share)
+    print(f"seed {seed}: {options.minutes:g} minutes, {options.rate:g} requests/s", flush=True)
+    with users.sending() as requests:
+        report = campaign.run(schedule(seed, chosen), requests, options.minutes * 60)
     report.broken += _miscounted(fleet, requests, before)
     _print(report)
-    sys.exit(1 if report.broken else 0)
+    return not report.broken
 
 
 def _options(parser: argparse.ArgumentParser) -> argparse.Namespace:
     full = ", ".join(f"{count} {harm}" for harm, count in FULL_LOAD.items())
-    parser.add_argument("--seconds", type=float, default=600.0, help="how long faults are injected")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--every", type=float, default=20.0, help="seconds between two faults")
-    parser.add_argument("--rate", type=float, default=10.0, help="streams a second to each ingress")
+    parser.add_argument("--minutes", type=float, default=10.0, help="how long faults are injected, of each seed")
+    parser.add_argument("--seed", type=int, default=1, help="the first seed")
+    parser.add_argument("--seeds", type=int, default=1, help="how many campaigns, one after the other")
+    parser.add_argument("--every", type=float, default=5.0, help="least seconds between two faults")
+    parser.add_argument("--rate", type=float, default=8.0, help="requests a second of all users together")
     parser.add_argument("--longest-pause", type=float, default=max(PAUSES_S), help="seconds")
     parser.add_argument("--only", default="", metavar="WORDS", help="only kinds whose name contains these words")
     parser.add_argument("--without", default="", metavar="WORDS", help="no kind whose name contains these words")
@@ -63,15 +82,22 @@ def _options(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _miscounted(fleet: Fleet, answers: Sequence[Answer], before: Mapping[str, int]) -> list[str]:
+def _ingresses(fleet: Fleet) -> dict[str, list[str]]:
+    """Region -> URLs of its ingresses."""
+    found: dict[str, list[str]] = {}
+    for row in fleet.rows("ingresses"):
+        found.setdefault(row["region"], []).append(f"http://{row['address']}:{row['port']}")
+    return found
+
+
+def _miscounted(fleet: Fleet, requests: Sequence[Request], before: Mapping[str, int]) -> list[str]:
     deadline = time.monotonic() + COUNTED_WITHIN_S
-    while found := differences(answers, before, after := refused_counts(fleet, DEPLOYMENT)):
+    while found := differences(requests, before, after := refused_counts(fleet, DEPLOYMENT)):
         if time.monotonic() > deadline:
             break
         time.sleep(1)
-    refused = sum(answer.was_refused for answer in answers)
     grown = ", ".join(f"{place} {count - before[place]}" for place, count in after.items())
-    print(f"\nClients were refused {refused} times; counted: {grown}")
+    print(f"\nClients were refused {refusals(requests)} times; counted: {grown}")
     return found
 
 
@@ -86,26 +112,50 @@ def _under_test(fleet: Fleet) -> FleetUnderTest:
         yield from fleet.events(begin)
         yield from fleet.rows("incidents")
 
+    def roll_out() -> None:
+        row = fleet.get(f"deployments/{DEPLOYMENT}")["model_version"]
+        other = next(
+            version["id"] for version in fleet.rows("model-versions", model=DEPLOYMENT, state="released")
+            if version["id"] != row
+        )  # fmt: skip
+        fleet.post("rollouts", deployment=DEPLOYMENT, version=other, policy=ROLLOUT_POLICY, why="chaos")
+
+    def is_whole() -> bool:
+        # A fault during a rollout may look like the version's: it pauses, and continues as an operator would let it.
+        for row in fleet.rows("rollouts", deployment=DEPLOYMENT, state="paused"):
+            fleet.post(f"rollouts/{row['id']}/resume", why="chaos")
+        return fleet.is_whole(DEPLOYMENT)
+
     return FleetUnderTest(
         home=HOME,
         web_url=SERVER,
         agents_url=AGENT_SERVER,
         cells=lambda: fleet.cells(DEPLOYMENT),
         nodes=lambda: {node["id"]: node for node in fleet.rows("nodes")},
-        ingress_urls=lambda: {region["name"]: region["ingress_url"] for region in fleet.rows("regions")},
-        is_whole=lambda: fleet.is_whole(DEPLOYMENT),
+        ingresses=lambda: {row["id"]: row for row in fleet.rows("ingresses")},
+        is_whole=is_whole,
         open_incidents=lambda: [row["summary"] for row in fleet.rows("incidents", state="open")],
         sessions=lambda: (status := launched())["sessions"] | {"launcher": status["pid"]},
         last_pass_age_s=lambda: last_pass_age_s(timeout_s=ANSWER_WITHIN_S),
         trail=trail,
+        order=lambda path: fleet.post(path, why="chaos"),
+        roll_out=roll_out,
     )
 
 
 def _print(report: Report) -> None:
+    pauses = [pause_s for pause_s in report.longest_pauses_s if pause_s]
+    outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(report.outcomes.items()))
+    moved = ", ".join(f"{name} {count}" for name, count in sorted(report.relays.items()) if count)
+    print(f"\n{len(report.faults)} faults. {report.requests} requests in {report.attempts} attempts: {outcomes}")
     print(
-        f"\n{len(report.faults)} faults, {report.requests} requests, {report.failed} failed; longest gap between two "
-        f"passes {report.longest_pass_gap_s:.1f} s; whole again {report.calm_after_s:.1f} s after the last fault"
+        f"  {report.exempt} cut streams are exempt; {report.tokens} tokens, each compared with the undisturbed answer"
     )
+    print(f"  relays: {moved or 'no stream moved'}")
+    if pauses:
+        worst = percentile(pauses, 0.999)
+        print(f"  longest pause within a stream, of all streams: p99.9 {worst:.2f} s, longest {pauses[0]:.2f} s")
+    print(f"  longest gap between two passes {report.longest_pass_gap_s:.1f} s")
     print("Every promise held." if not report.broken else f"{len(report.broken)} promises were broken:")
     for line in report.broken:
         print(f"  {line}")
@@ -122,8 +172,12 @@ def refused_counts(fleet: Fleet, deployment: str) -> dict[str, int]:
     }
 
 
-def differences(answers: Iterable[Answer], before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
-    seen = sum(answer.was_refused for answer in answers)
+def refusals(requests: Iterable[Request]) -> int:
+    return sum(attempt.was_refused for request in requests for attempt in request.attempts)
+
+
+def differences(requests: Sequence[Request], before: Mapping[str, int], after: Mapping[str, int]) -> list[str]:
+    seen = refusals(requests)
     return [
         f"clients were refused {seen} times, {place} counted {count - before[place]}"
         for place, count in after.items()

@@ -7,8 +7,9 @@ import shutil
 import signal
 import subprocess
 import time
+import zlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -25,6 +26,7 @@ _COMMANDS: Mapping[Target, tuple[str, ...]] = {
     Target.NODE_AGENT: ("engine_agent", "node"),
     Target.INGRESS_AGENT: ("engine_agent", "ingress"),
     Target.CELL_PROXY: ("engine_agent.cell_proxy",),
+    Target.RELAY: ("engine_agent.relay",),
 }
 """Consecutive words in the command line of each kind of process."""
 _PARSER = "body-parser"
@@ -39,11 +41,13 @@ _SERVED_BY_INGRESS = (Target.HAPROXY, Target.HAPROXY_WORKER, Target.EVERY_INGRES
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """The fleet under faults. `sessions`: pid by service, including the launcher. `roles`: role by node, for nodes in
-    cells of the deployment under load. `ingress_urls`: by region. `agents_url`: of web, for agents."""
+    cells of the deployment under load; `cells`: its ready cells. `region_of`: by node and ingress. `ingress_urls`: by
+    ingress. `agents_url`: of web, for agents."""
 
     home: Path
     sessions: Mapping[str, int]
     roles: Mapping[str, str]
+    cells: Collection[str]
     region_of: Mapping[str, str]
     ingress_urls: Mapping[str, str]
     web_url: str
@@ -51,6 +55,10 @@ class Surroundings:
     hostile_share: float
     taken_over_by: Callable[[str], str]
     """Returns the node that replaced this one, or ""."""
+    order: Callable[[str], None]
+    """Posts to a path of the API, with a reason."""
+    roll_out: Callable[[], None]
+    """Starts a rollout of the other version of the deployment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,18 +81,23 @@ def do(fault: Fault, around: Surroundings, chance: Random) -> Done | None:
 
 def targets(target: Target, around: Surroundings) -> dict[str, Processes]:
     """Returns processes of this kind by service, or by id of the node, ingress or region."""
-    match target:
-        case Target.LAUNCHER:
-            return _alive(target, around.sessions, children=False)
-        case Target.BACKEND:
-            return _alive(Target.POSTGRES, around.sessions)
-        case Target.DISK:
-            return {str(target): []} if around.home.is_mount() else {}
-        case _ if target in SERVICES:
-            return _alive(target, around.sessions)
+    without_nodes: dict[Target, Callable[[], dict[str, Processes]]] = {
+        Target.LAUNCHER: lambda: _alive(target, around.sessions, children=False),
+        Target.BACKEND: lambda: _alive(Target.POSTGRES, around.sessions),
+        Target.CELL: lambda: {cell: [] for cell in around.cells},
+        Target.DEPLOYMENT: lambda: {str(target): []},
+        Target.DISK: lambda: {str(target): []} if around.home.is_mount() else {},
+        **dict.fromkeys(SERVICES, lambda: _alive(target, around.sessions)),
+    }
+    if target in without_nodes:
+        return without_nodes[target]()
     by_node = processes_by_node(around.home)
     if target is Target.REGION:
         return _by_region(by_node, around)
+    if target is Target.HOST:
+        return {node: processes for node, processes in by_node.items() if node in around.roles}
+    if target is Target.INGRESS_HOST:
+        return {node: processes for node, processes in by_node.items() if node.startswith(INGRESS_PREFIX)}
     found = {node: [each for each in processes if _is(target, each, around.roles.get(node, ""))]
              for node, processes in by_node.items()}  # fmt: skip
     found = {node: processes for node, processes in found.items() if processes}
@@ -103,9 +116,11 @@ def census(home: Path, sessions: Mapping[str, int]) -> Counter[str]:
 
 
 def _counted(process: psutil.Process) -> tuple[str, int]:
-    """Returns the kind of a process, and the pid that counts once."""
+    """Returns the kind of a process, and a number that counts once."""
     with contextlib.suppress(psutil.Error):
         kind = _kind(process)
+        if kind == Target.RELAY:  # one that was replaced finishes its streams next to the new one
+            return kind, zlib.crc32(" ".join(process.cmdline()).encode())
         return kind, process.ppid() if kind in _WORKERS else process.pid
     return ENDED, process.pid
 
@@ -120,8 +135,7 @@ def _alive(name: str, sessions: Mapping[str, int], *, children: bool = True) -> 
 def _by_region(by_node: Mapping[str, Processes], around: Surroundings) -> dict[str, Processes]:
     regions: dict[str, Processes] = {}
     for node, processes in by_node.items():
-        region = node.removeprefix(INGRESS_PREFIX) if node.startswith(INGRESS_PREFIX) else around.region_of.get(node)
-        if region:
+        if region := around.region_of.get(node):
             regions.setdefault(region, []).extend(processes)
     return regions
 
@@ -144,11 +158,7 @@ def _kind(process: psutil.Process) -> str:
 def _is(target: Target, process: psutil.Process, role: str) -> bool:
     kind = _kind(process)
     if kind == "engine":
-        return target is {"leader": Target.LEADER, "follower": Target.FOLLOWER}.get(role) or (
-            target is Target.NODE and role == "leader"
-        )
-    if target is Target.NODE:
-        return kind == Target.NODE_AGENT and role == "leader"
+        return target is {"leader": Target.LEADER, "follower": Target.FOLLOWER}.get(role)
     return kind == target or (target is Target.EVERY_INGRESS and kind in _SERVED_BY_INGRESS)
 
 
@@ -160,12 +170,11 @@ def _nothing() -> None: ...
 
 
 def _inject_fault(fault: Fault, subject: str, processes: Processes, around: Surroundings) -> Callable[[], None]:
+    if fault.harm in _ORDERED:
+        return _order(fault, subject, processes, around)
+    if fault.harm in _SILENT:
+        return _silence(fault, processes)
     match fault.harm:
-        case Harm.PAUSE if fault.target is Target.BACKEND:
-            return _orphan(processes)
-        case Harm.PAUSE:
-            _signal(processes, signal.SIGSTOP)
-            return lambda: _signal(processes, signal.SIGCONT)
         case Harm.CANNOT_WRITE:
             _limit_writes(processes, 0)
             # Processes that started in the meantime have inherited the limit.
@@ -184,8 +193,38 @@ def _inject_fault(fault: Fault, subject: str, processes: Processes, around: Surr
     return (lambda: _kill_replacement(subject, around)) if fault.harm is Harm.TWICE else again
 
 
+_SILENT = frozenset({Harm.PAUSE, Harm.POWER_LOSS})
+
+
+def _silence(fault: Fault, processes: Processes) -> Callable[[], None]:
+    if fault.target is Target.BACKEND:
+        return _orphan(processes)
+    _signal(processes, signal.SIGSTOP)
+    if fault.harm is Harm.PAUSE:
+        return lambda: _signal(processes, signal.SIGCONT)
+    return lambda: _signal([*processes, *_descendants(processes)], signal.SIGKILL)
+
+
+_ORDERED = frozenset({Harm.RELOAD, Harm.DRAIN, Harm.NOTICE, Harm.ROLLOUT})
+
+
+def _order(fault: Fault, subject: str, processes: Processes, around: Surroundings) -> Callable[[], None]:
+    """What an operator or a cloud orders, and what follows from it."""
+    match fault.harm:
+        case Harm.RELOAD:
+            _signal(processes, signal.SIGUSR2)
+        case Harm.DRAIN:
+            around.order(f"cells/{subject}/drain")
+        case Harm.ROLLOUT:
+            around.roll_out()
+        case Harm.NOTICE:
+            around.order(f"nodes/{subject}/replace")
+            return lambda: _signal(processes, signal.SIGKILL)
+    return _nothing
+
+
 def _url(subject: str, around: Surroundings) -> str:
-    return around.ingress_urls.get(subject.removeprefix(INGRESS_PREFIX), around.web_url)
+    return around.ingress_urls.get(subject, around.web_url)
 
 
 def _orphan(processes: Processes) -> Callable[[], None]:

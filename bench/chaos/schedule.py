@@ -4,7 +4,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -21,6 +21,13 @@ class Harm(StrEnum):
     NO_STATE = "no state"
     """Its state file is removed, then it is killed."""
     TWICE = "killed, and its replacement"
+    POWER_LOSS = "power loss"
+    """Silence, and all of its processes are gone."""
+    RELOAD = "reload"
+    DRAIN = "drain"
+    NOTICE = "spot notice"
+    """It is replaced as after a notice, and loses power when the notice ends."""
+    ROLLOUT = "rollout"
     SLOWLORIS = "slow clients"
     """Connections that send a byte of a request each second."""
     IDLE = "idle clients"
@@ -49,8 +56,12 @@ class Target(StrEnum):
     HAPROXY = "haproxy"
     HAPROXY_WORKER = "haproxy's worker"
     BODY_PARSER = "body parser"
-    NODE = "node"
-    """Agent and engine of a leader together, as when a machine fails."""
+    RELAY = "relay"
+    HOST = "host of a cell"
+    """All processes of a node. Paused, it is as silent as one whose network is cut."""
+    INGRESS_HOST = "host of an ingress"
+    CELL = "cell"
+    DEPLOYMENT = "deployment"
     BACKEND = "postgres backend"
     """One backend is paused, then PostgreSQL is killed: the backend must not prevent its restart."""
     EVERY_INGRESS = "every haproxy"
@@ -60,23 +71,9 @@ class Target(StrEnum):
     """The disk of the whole fleet, if its folder is a separate filesystem."""
 
 
-class Scope(StrEnum):
-    """Requests that may fail during a fault."""
-
-    NONE = "none"
-    CELL = "cell"
-    """Of the cell, until the fleet is whole again."""
-    INGRESS = "ingress"
-    """Sent to the region, until its HAProxy is back."""
-    REGION = "region"
-    """Both: of its cells and sent to it."""
-    ALL = "all"
-    """All, until every HAProxy is back."""
-
-
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One kind of fault, or with `at_s` (seconds after the start) a scheduled one. An instant fault has `lasts_s` 0.
+    """One kind of fault. An instant fault has `lasts_s` 0.
 
     `state` is the state file of the fault, relative to the target's folder. `trail`: kinds of events or incidents, one
     of which must name the target afterwards; empty if none is required."""
@@ -84,41 +81,44 @@ class Fault:
     target: Target
     harm: Harm
     lasts_s: float = 0.0
-    excuses: Scope = Scope.NONE
     state: str = ""
     trail: tuple[str, ...] = ()
-    at_s: float = 0.0
 
     def __str__(self) -> str:
         of = f" ({self.state})" if self.state else ""
         return f"{self.target}: {self.harm}{of}" + (f" for {self.lasts_s:g} s" if self.lasts_s else "")
 
 
-PAUSES_S = (5.0, 15.0, 60.0)
+PAUSES_S = (5.0, 30.0)
 CANNOT_WRITE_S = 10.0
 DISK_FULL_S = 60.0
 FLOOD_S = 20.0
+SILENT_S = 20.0
+"""A host that is cut off for less than the 30 s after which it counts as lost."""
+NOTICE_S = 30.0
+"""From a spot notice to the end of its machine. Clouds give two minutes."""
 STARTED_AGAIN_AFTER_S = 5.0
 """How long the host's supervisor takes to start a launcher that was killed."""
 
-PROCESSES = {
-    Target.WEB: Scope.NONE,
-    Target.CONTROLLER: Scope.NONE,
-    Target.WORKER: Scope.NONE,
-    Target.JOBS: Scope.NONE,
-    Target.POSTGRES: Scope.NONE,
-    Target.VALKEY: Scope.NONE,
-    Target.LAUNCHER: Scope.NONE,
-    Target.NODE_AGENT: Scope.NONE,
-    Target.LEADER: Scope.CELL,
-    Target.FOLLOWER: Scope.CELL,
-    Target.CELL_PROXY: Scope.CELL,
-    Target.INGRESS_AGENT: Scope.NONE,
-    Target.HAPROXY: Scope.INGRESS,
-    Target.HAPROXY_WORKER: Scope.INGRESS,
-    Target.BODY_PARSER: Scope.NONE,
-}
-"""Requests that may fail when a process is killed or stopped: none for processes outside the request path."""
+PROCESSES = (
+    Target.WEB,
+    Target.CONTROLLER,
+    Target.WORKER,
+    Target.JOBS,
+    Target.POSTGRES,
+    Target.VALKEY,
+    Target.LAUNCHER,
+    Target.NODE_AGENT,
+    Target.LEADER,
+    Target.FOLLOWER,
+    Target.CELL_PROXY,
+    Target.INGRESS_AGENT,
+    Target.HAPROXY,
+    Target.HAPROXY_WORKER,
+    Target.BODY_PARSER,
+    Target.RELAY,
+)
+"""Each is killed, paused and kept from writing."""
 STATE = {
     Target.NODE_AGENT: ("journal.json",),
     Target.INGRESS_AGENT: ("journal.json",),
@@ -139,27 +139,39 @@ _SILENCE = 15.0
 
 
 def _of_processes() -> Iterator[Fault]:
-    for target, scope in PROCESSES.items():
+    for target in PROCESSES:
         again_s = STARTED_AGAIN_AFTER_S if target is Target.LAUNCHER else 0.0
-        yield Fault(target, Harm.KILL, again_s, scope, trail=_TRAILS.get((target, Harm.KILL), ()))
+        yield Fault(target, Harm.KILL, again_s, trail=_TRAILS.get((target, Harm.KILL), ()))
         for pause_s in PAUSES_S:
             is_seen = pause_s >= _SILENCE
             trail = {Target.NODE_AGENT: ("node.suspect",), Target.LEADER: ("cell.failed", "cell.lost")}.get(target, ())
-            yield Fault(target, Harm.PAUSE, pause_s, scope, trail=trail if is_seen else ())
+            yield Fault(target, Harm.PAUSE, pause_s, trail=trail if is_seen else ())
         yield Fault(target, Harm.CANNOT_WRITE, CANNOT_WRITE_S)
         for state in STATE.get(target, ()):
-            yield Fault(target, Harm.TORN_STATE, again_s, scope, state)
-            yield Fault(target, Harm.NO_STATE, again_s, scope, state)
+            yield Fault(target, Harm.TORN_STATE, again_s, state)
+            yield Fault(target, Harm.NO_STATE, again_s, state)
 
 
 MATRIX: tuple[Fault, ...] = (
     *_of_processes(),
-    Fault(Target.NODE, Harm.KILL, excuses=Scope.CELL, trail=("node.lost",)),
-    Fault(Target.NODE, Harm.TWICE, excuses=Scope.CELL, trail=("node.lost",)),
+    Fault(Target.HOST, Harm.KILL, trail=("node.lost",)),
+    Fault(Target.HOST, Harm.TWICE, trail=("node.lost",)),
+    Fault(Target.HOST, Harm.POWER_LOSS, SILENT_S, trail=("node.lost",)),
+    Fault(Target.HOST, Harm.PAUSE, SILENT_S, trail=("node.suspect",)),
+    Fault(Target.HOST, Harm.NOTICE, NOTICE_S),
+    Fault(Target.INGRESS_HOST, Harm.KILL),
+    Fault(Target.INGRESS_HOST, Harm.POWER_LOSS, SILENT_S),
+    Fault(Target.INGRESS_HOST, Harm.PAUSE, SILENT_S),
+    Fault(Target.HAPROXY, Harm.RELOAD),
+    Fault(Target.CELL, Harm.DRAIN),
+    Fault(Target.DEPLOYMENT, Harm.ROLLOUT),
     Fault(Target.BACKEND, Harm.PAUSE, 5.0),
     Fault(Target.DISK, Harm.FULL, DISK_FULL_S),
-    Fault(Target.EVERY_INGRESS, Harm.KILL, excuses=Scope.ALL),
-    Fault(Target.REGION, Harm.KILL, excuses=Scope.REGION, trail=("node.lost",)),
+    Fault(
+        Target.EVERY_INGRESS,
+        Harm.KILL,
+    ),
+    Fault(Target.REGION, Harm.KILL, trail=("node.lost",)),
     Fault(Target.HAPROXY, Harm.SLOWLORIS, FLOOD_S),
     Fault(Target.HAPROXY, Harm.IDLE, FLOOD_S),
     Fault(Target.WEB, Harm.UNKNOWN_CREDENTIALS, FLOOD_S),
@@ -173,14 +185,46 @@ def kinds(longest_pause_s: float = max(PAUSES_S), named: str = "", without: str 
     return [kind for kind in short if named in str(kind) and not (without and without in str(kind))]
 
 
-def schedule(seed: int, seconds: float, every_s: float, of: Sequence[Fault] = MATRIX) -> tuple[Fault, ...]:
-    """Returns a fault every `every_s` for `seconds`: all kinds in a random order before one repeats."""
-    chance, order, faults = random.Random(seed), list[Fault](), list[Fault]()
-    at_s = every_s / 2
-    while at_s < seconds:
-        if not order:
-            order = list(of)
-            chance.shuffle(order)
-        faults.append(replace(order.pop(), at_s=at_s))
-        at_s += every_s
-    return tuple(faults)
+def schedule(seed: int, of: Sequence[Fault] = MATRIX) -> Iterator[Fault]:
+    """Yields faults without end: all kinds in a random order before one repeats."""
+    chance = random.Random(seed)
+    while of:
+        yield from chance.sample(of, len(of))
+
+
+@dataclass(frozen=True, slots=True)
+class Exemption:
+    """Faults that may cut streams, where and why. No fault may make a request fail without a part of an answer."""
+
+    why: str
+    where: str
+    kinds: frozenset[tuple[Target, Harm]]
+
+    def covers(self, fault: Fault) -> bool:
+        return (fault.target, fault.harm) in self.kinds
+
+
+_ENDS_HAPROXY = {
+    *((Target.HAPROXY, harm) for harm in (Harm.KILL, Harm.TORN_STATE, Harm.NO_STATE)),
+    (Target.HAPROXY_WORKER, Harm.KILL),
+    *((target, harm) for target in (Target.INGRESS_HOST,) for harm in (Harm.KILL, Harm.POWER_LOSS)),
+    (Target.EVERY_INGRESS, Harm.KILL),
+    (Target.REGION, Harm.KILL),
+}
+EXEMPTIONS = (
+    Exemption(
+        "the client's connection ends at the HAProxy that dies",
+        "streams that pass this ingress",
+        frozenset(_ENDS_HAPROXY),
+    ),
+    Exemption(
+        "only the relay that dies knows which part of the answer its client has",
+        "streams that pass this relay",
+        frozenset({(Target.RELAY, Harm.KILL)}),
+    ),
+)
+"""The only cuts that a campaign accepts."""
+
+
+def exemption(fault: Fault) -> Exemption | None:
+    return next((each for each in EXEMPTIONS if each.covers(fault)), None)

@@ -43,7 +43,7 @@ class Provider(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """One launcher's settings. `ingresses`: of each region. `wait_s` is how long the fleet may take until every cell is ready, in seconds.
+    """One launcher's settings. `ingresses`: of each region. `wait_s`: until every cell is ready, in seconds at most.
 
     `agent_listen` is the address on which web listens for agents: loopback, unless other hosts are to join.
     `database_url` and `redis_url` are servers run elsewhere; None means that the launcher runs its own."""

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from engine_agent.cell_proxy.meter import Usage
 
-_MARK = re.compile(rb"^: (?:tokens ([0-9,]+)|prompt ([0-9]{1,9}) [0-9a-f]+)$", re.MULTILINE)
+_MARK = re.compile(rb"^: (?:tokens ([0-9,]+)|prompt ([0-9]{1,9}) [0-9a-f]+(?: [0-9]{1,9})?)$", re.MULTILINE)
 _END = b"\n\n"
 _MOST_EVENT_BYTES = 256 * 1024
 

@@ -1,12 +1,14 @@
 """How a stream continues at another cell: the header by which a relay requests marks, the marks in the stream, and the
 member that repeats a request with the tokens that its client has.
 
-A mark is a comment line of server-sent events before the event that it belongs to. `: prompt N D` names the prompt: its
-length in tokens and a digest of their ids. `: tokens 1,2` lists the ids that the engine processed since the last mark.
-`: broken CODE` says that the stream ends here because its cell failed; the events that follow are for clients whose
-stream cannot continue. `: leaving` says that the cell drains, and that the stream may continue elsewhere."""
+A mark is a comment line of server-sent events before the event that it belongs to. `: prompt N D C` names the prompt:
+its length in tokens, a digest of their ids, and how many of them the engine found in its cache (absent: none).
+`: tokens 1,2` lists the ids that the engine processed since the last mark. `: broken CODE` says that the stream ends
+here because its cell failed; the events that follow are for clients whose stream cannot continue. `: leaving` says that
+the cell drains, and that the stream may continue elsewhere."""
 
 import hashlib
+import re
 from array import array
 from collections.abc import Iterable, Sequence
 from sys import byteorder
@@ -38,12 +40,14 @@ MOST_TOKENS: Final = 262_144
 """Of one replay."""
 DIGEST_DIGITS: Final = 16
 
+_COUNT: Final = re.compile("[0-9]{1,9}")
+
 TokenId = Annotated[int, Meta(ge=0, le=2**32 - 1)]
 
 
 class Continuation(Struct, frozen=True, forbid_unknown_fields=True):
-    """The tokens of a stream that its client has. `prompt` is `N:D` of the first run's prompt mark, `groups` are the
-    ids of its other marks."""
+    """The tokens of a stream that its client has. `prompt` is `N:D:C` of the first run's last prompt mark, `groups` are
+    the ids of its other marks."""
 
     prompt: str
     groups: tuple[tuple[TokenId, ...], ...]
@@ -51,6 +55,18 @@ class Continuation(Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def tokens(self) -> int:
         return sum(map(len, self.groups))
+
+    @property
+    def prompt_name(self) -> str:
+        """`N:D` of the prompt."""
+        return ":".join(self.prompt.split(":")[:2])
+
+    @property
+    def cached_tokens(self) -> int:
+        """The tokens of the prompt that the first run did not compute, as its client may have read."""
+        length, *others = self.prompt.split(":")
+        is_stated = len(others) > 1 and all(_COUNT.fullmatch(text) for text in (length, others[1]))
+        return min(int(length), int(others[1])) if is_stated else 0
 
 
 class _Holder(Struct):
@@ -76,8 +92,9 @@ def prompt_name(ids: Sequence[int]) -> str:
     return f"{len(packed)}:{hashlib.sha256(packed.tobytes()).hexdigest()[:DIGEST_DIGITS]}"
 
 
-def prompt_mark(name: str) -> bytes:
-    return b"%b%b\n" % (PROMPT_MARK, name.replace(":", " ").encode())
+def prompt_mark(name: str, cached_tokens: int = 0) -> bytes:
+    cached = b" %d" % cached_tokens if cached_tokens else b""
+    return b"%b%b%b\n" % (PROMPT_MARK, name.replace(":", " ").encode(), cached)
 
 
 def tokens_mark(ids: Iterable[int]) -> bytes:

@@ -116,7 +116,7 @@ class PortUse:
 
 
 def demo_ingresses(first: int, each: int = 1) -> dict[str, int]:
-    """Name -> port of the ingresses of the seeded fleet, `each` per region. The first one of each region comes first."""
+    """Name -> port of the ingresses of the seeded fleet, `each` per region: first the first one of each region."""
     return {
         local_ingress(region, number): local_ingress_port(first, index, len(DEMO_REGIONS), number)
         for number in range(each)

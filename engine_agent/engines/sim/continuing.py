@@ -5,7 +5,7 @@ engine would give."""
 import hashlib
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 
 import msgspec
@@ -40,6 +40,8 @@ class Marking:
     prompt: str
     ids: Sequence[int]
     groups: tuple[tuple[int, ...], ...] = ()
+    cached_tokens: int | None = None
+    """Of the prompt, in the first run of a stream that this engine repeats; None if this is the first one."""
 
     @property
     def replayed(self) -> int:
@@ -74,12 +76,12 @@ def marking_of(scope: Scope, body: bytes, request: GenerationRequest, answers: S
     marking = Marking(prompt, [token_id(token.text) for token in answers[0].tokens])
     if continuation is None:
         return marking
-    if continuation.prompt != prompt:
+    if continuation.prompt_name != prompt:
         raise ContinuationRefused(f"the prompt is {prompt} here, and was {continuation.prompt:.80}")
     given = [one for group in continuation.groups for one in group]
     if given != list(marking.ids[: len(given)]):
         raise ContinuationRefused("the tokens are not the beginning of this engine's answer")
-    return Marking(prompt, marking.ids, continuation.groups)
+    return Marking(prompt, marking.ids, continuation.groups, continuation.cached_tokens)
 
 
 class MarkedWriter:
@@ -90,7 +92,9 @@ class MarkedWriter:
         self._marking = marking
 
     def opening(self, usage: Usage) -> bytes:
-        pieces, places = [prompt_mark(self._marking.prompt), self._writer.opening(usage)], count()
+        usage = self._of_stream(usage)
+        mark = prompt_mark(self._marking.prompt, usage.cached_tokens)
+        pieces, places = [mark, self._writer.opening(usage)], count()
         for group in self._marking.groups:
             pieces.append(tokens_mark(group))
             pieces += [self._writer.token_event(0, next(places)) for _ in group]
@@ -104,10 +108,15 @@ class MarkedWriter:
         return tokens_mark(self._marking.ids[at : at + 1]) + self._writer.token_event(answer, at)
 
     def closing(self, usage: Usage) -> bytes:
-        return self._writer.closing(usage)
+        return self._writer.closing(self._of_stream(usage))
 
     def whole(self, usage: Usage) -> bytes:
         return self._writer.whole(usage)
+
+    def _of_stream(self, usage: Usage) -> Usage:
+        """The client gets the cached tokens of the first run: here, repeated tokens may be cached as well."""
+        cached = self._marking.cached_tokens
+        return usage if cached is None else replace(usage, cached_tokens=cached)
 
     def error_event(self, status: int, message: str) -> bytes:
         return self._writer.error_event(status, message)

@@ -1,27 +1,27 @@
-"""A campaign's schedule, and which failed requests and late passes its faults excuse."""
+"""A campaign's schedule, what its users compare, and which cut streams and late passes its faults excuse."""
 
 from collections import Counter
-from dataclasses import replace
+from itertools import islice
 
 import pytest
 
-from bench.chaos.campaign import FOREVER, PassSeen, Window, has_trail, late_passes, unexcused
-from bench.chaos.schedule import MATRIX, PROCESSES, STATE, Harm, Target, kinds, schedule
-from lab.steady_load import Answer
+from bench.chaos.schedule import EXEMPTIONS, MATRIX, PAUSES_S, PROCESSES, STATE, Fault, Harm, Target, kinds, schedule
+from bench.chaos.users import Attempt, Outcome, Prompt, Request, orders, prompts
+from bench.chaos.verdict import CutWindow, PassSeen, Window, has_trail, late_passes, unexcused
 
 EAST, WEST = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
-CELL_HARMED = Window(10.0, 20.0, "n-1: engine: kill -9", cells=frozenset({"c-1"}))
-CELLS = {EAST: frozenset({"c-1"}), WEST: frozenset({"c-2"})}
+PROMPT = Prompt("chat", "/chat/completions", {})
+HAPROXY_KILLED = CutWindow(10.0, 10.0, Fault(Target.HAPROXY, Harm.KILL), frozenset({EAST}))
 
 
 def test_a_seed_gives_the_same_faults_and_another_seed_others() -> None:
-    assert schedule(1, 1800, 20) == schedule(1, 1800, 20)
-    assert schedule(1, 1800, 20) != schedule(2, 1800, 20)
+    first, again, other = (list(islice(schedule(seed), 90)) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
 
 
 def test_every_kind_comes_before_one_comes_again() -> None:
-    faults = schedule(3, 20.0 * len(MATRIX), 20)
-    assert Counter(replace(fault, at_s=0.0) for fault in faults) == Counter(MATRIX)
+    assert Counter(islice(schedule(3), len(MATRIX))) == Counter(MATRIX)
 
 
 def test_the_names_of_all_kinds_differ() -> None:
@@ -32,7 +32,8 @@ def test_each_process_is_killed_and_paused_and_kept_from_writing() -> None:
     done = {(kind.target, kind.harm, kind.lasts_s) for kind in MATRIX}
     for process in PROCESSES:
         assert {harm for target, harm, _ in done if target is process} >= {Harm.KILL, Harm.PAUSE, Harm.CANNOT_WRITE}
-        assert {lasts_s for target, harm, lasts_s in done if (target, harm) == (process, Harm.PAUSE)} == {5, 15, 60}
+        pauses = {lasts_s for target, harm, lasts_s in done if (target, harm) == (process, Harm.PAUSE)}
+        assert pauses == set(PAUSES_S)
 
 
 def test_whoever_keeps_a_state_file_finds_it_torn_and_missing() -> None:
@@ -43,41 +44,54 @@ def test_whoever_keeps_a_state_file_finds_it_torn_and_missing() -> None:
 
 def test_kinds_are_chosen_by_words_of_their_names_and_by_their_pauses() -> None:
     assert {kind.target for kind in kinds(named="slow clients")} == {Target.HAPROXY}
-    assert max(kind.lasts_s for kind in kinds(15.0) if kind.harm is Harm.PAUSE) == 15.0
+    assert max(kind.lasts_s for kind in kinds(5.0) if kind.harm is Harm.PAUSE and kind.target in PROCESSES) == 5.0
+
+
+def test_only_faults_that_end_a_connection_may_cut_streams() -> None:
+    exempt = {kind for each in EXEMPTIONS for kind in each.kinds}
+    assert exempt <= {(kind.target, kind.harm) for kind in MATRIX}
+    assert not {target for target, _ in exempt} & {Target.LEADER, Target.CELL_PROXY, Target.HOST, Target.CELL}
 
 
 @pytest.mark.parametrize(
-    ("request_", "excused"),
+    ("outcome", "ended", "url", "fault", "excused"),
     [
-        (Answer(began=5, ended=12, cell="c-1", error="cut"), True),
-        (Answer(began=12, ended=13, cell="c-1", error="cut"), True),
-        (Answer(began=12, ended=13, cell="c-2", error="cut"), False),
-        (Answer(began=12, ended=13, cell="", error="status 503"), False),
-        (Answer(began=1, ended=9, cell="c-1", error="cut"), False),
-        (Answer(began=21, ended=22, cell="c-1", error="cut"), False),
-        (Answer(began=12, ended=13, cell="c-2"), True),
+        (Outcome.CUT, 11.0, EAST, Fault(Target.HAPROXY, Harm.KILL), True),
+        (Outcome.CUT, 11.0, EAST, Fault(Target.RELAY, Harm.KILL), True),
+        (Outcome.CUT, 11.0, EAST, Fault(Target.LEADER, Harm.KILL), False),
+        (Outcome.CUT, 11.0, WEST, Fault(Target.HAPROXY, Harm.KILL), False),
+        (Outcome.CUT, 20.0, EAST, Fault(Target.HAPROXY, Harm.KILL), False),
+        (Outcome.FAILED, 11.0, EAST, Fault(Target.HAPROXY, Harm.KILL), False),
+        (Outcome.WRONG, 11.0, EAST, Fault(Target.HAPROXY, Harm.KILL), False),
     ],
-    ids=["from before", "within", "another cell", "no cell", "before", "after", "did not fail"],
+    ids=["HAProxy", "relay", "engine", "another ingress", "later", "without an answer", "another answer"],
 )
-def test_only_what_was_under_way_on_a_harmed_cell_is_excused(request_: Answer, excused: bool) -> None:
-    assert (unexcused([request_], [CELL_HARMED], CELLS) == []) is excused
+def test_only_streams_that_passed_what_died_may_be_cut(
+    outcome: Outcome, ended: float, url: str, fault: Fault, excused: bool
+) -> None:
+    request = Request(PROMPT, 5.0, ended, outcome, "error", [Attempt(WEST, 5.0), Attempt(url, 6.0, 200)])
+    assert (unexcused([request], [CutWindow(10.0, 10.0, fault, frozenset({EAST}))]) == []) is excused
 
 
-def test_what_no_cell_answered_is_excused_only_where_none_was_left() -> None:
-    nobody = Answer(began=12, ended=13, error="status 503", url=EAST)
-    other_cell = Window(11.0, FOREVER, "n-2: engine: kill -9", cells=frozenset({"c-2"}))
-    other_ingress = Window(11.0, FOREVER, "i-west: haproxy: pause", ingresses=frozenset({WEST}))
-    assert unexcused([nobody], [CELL_HARMED], CELLS) == [nobody]
-    assert unexcused([nobody], [CELL_HARMED, other_cell], CELLS) == []
-    assert unexcused([nobody], [CELL_HARMED, other_ingress], CELLS) == []
-    assert unexcused([nobody], [other_cell], CELLS) == [nobody]
-    assert unexcused([nobody], [CELL_HARMED, other_cell], {}) == [nobody]
+def test_a_complete_request_needs_no_excuse() -> None:
+    assert unexcused([Request(PROMPT, 5.0, 11.0)], [HAPROXY_KILLED]) == []
 
 
-def test_what_was_sent_to_an_ingress_that_was_harmed_is_excused_and_to_another_not() -> None:
-    window = Window(10.0, 20.0, "i-east: haproxy: kill -9", ingresses=frozenset({EAST}))
-    refused = [Answer(began=12, ended=13, error="refused", url=url) for url in (EAST, WEST)]
-    assert unexcused(refused, [window], CELLS) == refused[1:]
+def test_each_ingress_is_the_first_of_one_client_and_those_of_its_region_come_next() -> None:
+    assert orders({"east": ["e1", "e2"], "west": ["w1", "w2"]}) == [
+        ["e1", "e2", "w1", "w2"],
+        ["e2", "e1", "w1", "w2"],
+        ["w1", "w2", "e1", "e2"],
+        ["w2", "w1", "e1", "e2"],
+    ]
+
+
+def test_requests_are_greedy_and_of_every_dialect() -> None:
+    made = prompts("m")
+    assert {prompt.path for prompt in made} == {"/chat/completions", "/completions", "/responses", "/messages"}
+    assert {prompt.body["temperature"] for prompt in made} == {0}
+    assert {prompt.is_stream for prompt in made} == {True, False}
+    assert len({prompt.name for prompt in made}) == len(made)
 
 
 @pytest.mark.parametrize(
@@ -86,18 +100,10 @@ def test_what_was_sent_to_an_ingress_that_was_harmed_is_excused_and_to_another_n
     ids=["young enough", "before the harm", "in it"],
 )
 def test_a_late_pass_is_excused_only_by_harm_to_who_makes_passes(seen: PassSeen, late: bool) -> None:
-    windows = [Window(100.0, 130.0, "controller: pause", passes=True), Window(0.0, 50.0, "n-1: engine: kill -9")]
-    assert bool(late_passes([seen], windows)) is late
+    assert bool(late_passes([seen], [Window(100.0, 130.0, "controller: pause")])) is late
 
 
 def test_a_trail_names_the_node_or_its_cell() -> None:
     rows = [{"kind": "cell.failed", "node": "", "cell": "c-1"}, {"kind": "cell.ready", "node": "", "cell": "c-2"}]
     assert has_trail(["cell.failed"], ["n-1", "c-1"], rows)
     assert not has_trail(["cell.failed"], ["n-2", "c-2"], rows)
-
-
-def test_a_stream_that_passed_a_harmed_ingress_on_its_way_to_another_region_is_excused() -> None:
-    window = Window(10.0, 20.0, "i-east: haproxy: kill -9", ingresses=frozenset({EAST}))
-    passed = Answer(began=12, ended=13, cell=min(CELLS[EAST]), error="cut", url=WEST)
-    stayed = Answer(began=12, ended=13, cell=min(CELLS[WEST]), error="cut", url=WEST)
-    assert unexcused([passed, stayed], [window], CELLS) == [stayed]

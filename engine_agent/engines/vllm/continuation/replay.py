@@ -29,7 +29,9 @@ class Run:
         """The repeated tokens are processed, so the answer may begin."""
         self._sequences = 0
         self._is_marked = False
+        self._prompt = ""
         self._prompt_mark = b""
+        self._cached_tokens = 0 if continuation is None else continuation.cached_tokens
         self._pending: list[int] = []
 
     def begin_sequence(self, params: Any) -> str:
@@ -42,14 +44,25 @@ class Run:
 
     def begin_marks(self, prompt: str) -> None:
         """`prompt`: `N:D` of the prompt."""
-        self._prompt_mark, self._is_marked = prompt_mark(prompt), True
+        self._prompt, self._is_marked = prompt, True
+        self._prompt_mark = prompt_mark(prompt, self._cached_tokens)
 
     async def watch(self, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """Yields the outputs, and notes the tokens of each before the server processes it."""
         async with aclosing(outputs):
             async for output in outputs:
                 self._pending += output.outputs[0].token_ids
+                self._note_cached(output)
                 yield output
+
+    def _note_cached(self, output: Any) -> None:
+        """Marks the prompt again once it is known what of it was cached. A repeat states that of the first run, as here
+        repeated tokens count as well."""
+        if self.continuation is not None:
+            output.num_cached_tokens = self._cached_tokens
+        elif self._is_marked and not self._cached_tokens and output.num_cached_tokens:
+            self._cached_tokens = output.num_cached_tokens
+            self._prompt_mark = prompt_mark(self._prompt, self._cached_tokens)
 
     def take_marks(self) -> bytes:
         """Returns the marks for the next event."""
@@ -171,7 +184,7 @@ def why_unmarked(engine: Any, request: Any) -> str:
 def why_refused(engine: Any, request: Any, continuation: Continuation) -> str:
     """Returns why these tokens are not those of a first run of this request; empty if they may be."""
     prompt, model = prompt_name(request.prompt_token_ids), engine.vllm_config.model_config
-    if continuation.prompt != prompt:
+    if continuation.prompt_name != prompt:
         return f"its prompt is {prompt} here, and was {continuation.prompt:.80}"
     if not all(continuation.groups):
         return "a group is empty"

@@ -67,11 +67,32 @@ def test_a_repeat_gives_the_same_events_and_usage(name: str) -> None:
     asyncio.run(streams_of(name))
 
 
+@pytest.mark.parametrize("name", ["chat", "response", "message"])
+def test_cached_tokens_are_those_of_the_first_run(name: str) -> None:
+    async def ask() -> None:
+        path, given = BODIES[name]
+        words = " ".join(f"word{number}" for number in range(100))
+        long = {"input": words} if "input" in given else {"messages": [{"role": "user", "content": words}]}
+        body = {**given, **long, "temperature": 0}
+        async with application() as running:
+            (_, computed), (_, cached) = [await running.send(path, body_of(body), sent=ON) for _ in range(2)]
+            assert len(marks_of(computed)[0].split(":")) == 2
+            assert int(marks_of(cached)[0].split(":")[2]) > 0
+            for whole in (computed, cached):
+                prompt, groups = marks_of(whole)
+                repeat = body_of(body, {"prompt": prompt, "groups": groups[:5]})
+                _, again = await running.send(path, repeat, sent=ON)
+                assert without_times(again) == without_times(whole)
+
+    asyncio.run(ask())
+
+
 @pytest.mark.parametrize(
     ("continuation", "sent", "status"),
     [
         ({"prompt": "9:0", "groups": []}, ON, 409),
         ({"prompt": "2:5c7da27da5d6b1b4", "groups": [[1]]}, ON, 409),
+        ({"prompt": "2:5c7da27da5d6b1b4:99999999999", "groups": [[1]]}, ON, 409),
         ({"prompt": "", "groups": [[-1]]}, ON, 400),
         ({"prompt": "", "groups": [["1"]]}, ON, 400),
         ({"prompt": "", "groups": [], "more": 1}, ON, 400),

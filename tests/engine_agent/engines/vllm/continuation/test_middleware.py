@@ -106,7 +106,7 @@ def current() -> Run:
 
 
 def output(*ids: int) -> Any:
-    return SimpleNamespace(outputs=[SimpleNamespace(token_ids=list(ids))])
+    return SimpleNamespace(outputs=[SimpleNamespace(token_ids=list(ids))], num_cached_tokens=None)
 
 
 async def streaming(_: bytes, send: Send) -> None:
