@@ -17,8 +17,8 @@ import httpx
 from bench.chaos.faults import TAKEN_WITHIN_S, Done, Surroundings, census, do
 from bench.chaos.relay_counts import RelayCounts
 from bench.chaos.schedule import CONTROLS, Fault, Harm, Target
-from bench.chaos.users import Request
-from bench.chaos.verdict import CutWindow, PassSeen, Window, has_trail, late_passes, unexcused
+from bench.chaos.users import Outcome, Request
+from bench.chaos.verdict import FaultWindow, PassSeen, Window, has_trail, late_passes, unexcused
 
 PASS_WITHIN_S = 15.0
 """Until then a control process that was faulted makes passes again."""
@@ -60,7 +60,7 @@ class Report:
     requests: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
     exempt: int = 0
-    """Cut streams that `EXEMPTIONS` covers."""
+    """Repeated streams that `EXEMPTIONS` covers."""
     tokens: int = 0
     attempts: int = 0
     relays: Counter[str] = field(default_factory=Counter)
@@ -90,7 +90,7 @@ class Campaign:
         self._every_s, self._hostile_share = every_s, hostile_share
         self._began = 0.0
         self._windows: list[Window] = []
-        self._cuts: list[CutWindow] = []
+        self._cuts: list[FaultWindow] = []
         self._passes: list[PassSeen] = []
         self._trails: list[tuple[Done, frozenset[str]]] = []
         self._cells: Mapping[str, Any] = {}
@@ -129,7 +129,7 @@ class Campaign:
         self.report.faults.append(f"{done.subject}: {fault}")
         of = self._cells_of(done.subject)
         lasts_s = TAKEN_WITHIN_S if fault.harm is Harm.TWICE else fault.lasts_s
-        self._cuts.append(CutWindow(now, now + lasts_s, fault, self._urls_of(done.subject)))
+        self._cuts.append(FaultWindow(now, now + lasts_s, fault, self._urls_of(done.subject)))
         if fault.target in CONTROLS:
             back_s = LAUNCHED_WITHIN_S if fault.target is Target.LAUNCHER else PASS_WITHIN_S
             self._windows.append(Window(now, now + lasts_s + back_s, str(fault)))
@@ -241,7 +241,7 @@ class Campaign:
         report.attempts = sum(len(request.attempts) for request in ended)
         report.longest_pauses_s = sorted((request.longest_pause_s for request in ended), reverse=True)
         found = unexcused(ended, self._cuts)
-        report.exempt = sum(bool(request.error) for request in ended) - len(found)
+        report.exempt = sum(request.outcome is not Outcome.COMPLETE for request in ended) - len(found)
         report.broken += [f"request of {request.began - self._began:.1f} s: {request}" for request in found]
 
     def _is_noted(self, before: Counter[str]) -> bool:

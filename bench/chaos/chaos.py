@@ -38,7 +38,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     if options.list:
         print("\n".join(sorted(map(str, chosen))))
         for each in EXEMPTIONS:
-            print(f"\nmay cut {each.where}, because {each.why}:")
+            print(f"\nmay break the connection of {each.where}, because {each.why}:")
             print("\n".join(sorted(f"  {target}: {harm}" for target, harm in each.kinds)))
         return
     if not chosen:
@@ -148,9 +148,7 @@ def _print(report: Report) -> None:
     outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(report.outcomes.items()))
     moved = ", ".join(f"{name} {count}" for name, count in sorted(report.relays.items()) if count)
     print(f"\n{len(report.faults)} faults. {report.requests} requests in {report.attempts} attempts: {outcomes}")
-    print(
-        f"  {report.exempt} cut streams are exempt; {report.tokens} tokens, each compared with the undisturbed answer"
-    )
+    print(f"  {report.exempt} broken connections are exempt; {report.tokens} tokens, each as in the undisturbed run")
     print(f"  relays: {moved or 'no stream moved'}")
     if pauses:
         worst = percentile(pauses, 0.999)

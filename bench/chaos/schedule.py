@@ -194,7 +194,8 @@ def schedule(seed: int, of: Sequence[Fault] = MATRIX) -> Iterator[Fault]:
 
 @dataclass(frozen=True, slots=True)
 class Exemption:
-    """Faults that may cut streams, where and why. No fault may make a request fail without a part of an answer."""
+    """Faults that may break the connection of a stream, where and why: its client sends it again and continues. No
+    fault may make a request fail, or a stream end early."""
 
     why: str
     where: str
@@ -223,7 +224,7 @@ EXEMPTIONS = (
         frozenset({(Target.RELAY, Harm.KILL)}),
     ),
 )
-"""The only cuts that a campaign accepts."""
+"""The only broken connections that a campaign accepts."""
 
 
 def exemption(fault: Fault) -> Exemption | None:

@@ -27,6 +27,8 @@ LONG_PROMPT = "All work and no play. " * 900
 
 class Outcome(StrEnum):
     COMPLETE = "complete"
+    REPEATED = "repeated"
+    """Complete, but the connection broke, and the client continued with a repeat (`resumes`)."""
     FAILED = "failed"
     """The client gave up without any part of an answer."""
     CUT = "cut"
@@ -54,6 +56,8 @@ class Attempt:
     url: str
     began: float
     status: int = 0
+    is_repeat: bool = False
+    """The client had a part of the answer, which broke off."""
     was_refused: bool = False
     """An ingress answered 5xx for want of a cell: none answered, or the one that did had not sent it to its engine."""
 
@@ -124,7 +128,8 @@ class Recorder(httpx.AsyncBaseTransport):
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
         seen, at = _CURRENT.get(), time.monotonic()
         place = len(seen.attempts)
-        seen.attempts.append(Attempt(f"{request.url.scheme}://{request.url.netloc.decode()}", at))
+        url = f"{request.url.scheme}://{request.url.netloc.decode()}"
+        seen.attempts.append(Attempt(url, at, is_repeat=seen.events > 0))
         response = await self._inner.handle_async_request(request)
         cell, status = response.headers.get("x-switchyard-cell", ""), response.status_code
         refused = status >= httpx.codes.INTERNAL_SERVER_ERROR and (not cell or "x-switchyard-retry" in response.headers)
@@ -168,10 +173,10 @@ async def one_request(client: AsyncSwitchyard, prompt: Prompt, seen: Request) ->
     _CURRENT.set(seen)
     try:
         if prompt.is_stream:
-            async with client.stream(prompt.path, prompt.body) as events:
+            async with client.stream(prompt.path, prompt.body, resumes=True) as events:
                 await _read(seen, events)
         else:
-            answer = await client.post(prompt.path, prompt.body)
+            answer = await client.post(prompt.path, prompt.body, resumes=True)
             seen.text, seen.usage, seen.events = answer.text, _tokens(answer), 1
     except BrokenOff as error:
         seen.outcome, seen.error = Outcome.CUT, str(error)
@@ -179,7 +184,10 @@ async def one_request(client: AsyncSwitchyard, prompt: Prompt, seen: Request) ->
         seen.outcome = Outcome.CUT if seen.events else Outcome.FAILED
         seen.error = f"{type(error).__name__}: {error}"
     seen.ended = time.monotonic()
-    if seen.outcome is Outcome.COMPLETE and prompt.text and (seen.text, seen.usage) != (prompt.text, prompt.usage):
+    if seen.outcome is Outcome.COMPLETE and any(attempt.is_repeat for attempt in seen.attempts):
+        seen.outcome = Outcome.REPEATED
+    is_whole = seen.outcome in (Outcome.COMPLETE, Outcome.REPEATED)
+    if is_whole and prompt.text and (seen.text, seen.usage) != (prompt.text, prompt.usage):
         seen.outcome, seen.error = Outcome.WRONG, _difference(prompt, seen)
 
 

@@ -1,4 +1,4 @@
-"""What a campaign accepts: which cut streams and late passes its faults excuse. Pure."""
+"""What a campaign accepts: which broken connections and late passes its faults excuse. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True)
-class CutWindow:
+class FaultWindow:
     """A fault, and the URLs of the ingresses that it may have touched."""
 
     begins: float
@@ -35,18 +35,21 @@ class CutWindow:
     urls: frozenset[str]
 
     def excuses(self, request: Request) -> bool:
-        """Only a cut stream that passed one of its ingresses, and that broke off during it."""
+        """Only a stream that passed one of its ingresses, whose connection broke during it, and whose client continued
+        with a repeat."""
         return (
-            request.outcome is Outcome.CUT
+            request.outcome is Outcome.REPEATED
             and exemption(self.fault) is not None
-            and bool(request.attempts)
-            and request.attempts[-1].url in self.urls
-            and self.begins <= request.ended <= self.ends + SEEN_WITHIN_S
+            and any(attempt.url in self.urls for attempt in request.attempts)
+            and any(
+                attempt.is_repeat and self.begins <= attempt.began <= self.ends + SEEN_WITHIN_S
+                for attempt in request.attempts
+            )
         )
 
 
-def unexcused(requests: Iterable[Request], windows: Sequence[CutWindow]) -> list[Request]:
-    """Requests that failed, were cut or differ, and that no exemption covers."""
+def unexcused(requests: Iterable[Request], windows: Sequence[FaultWindow]) -> list[Request]:
+    """Requests that failed, were cut or differ, and repeats that no exemption covers."""
     return [
         request
         for request in requests

@@ -30,7 +30,8 @@ class DeadlineExceeded(SwitchyardError):
 
 
 class BrokenOff(SwitchyardError):
-    """An answer was incomplete. The received part is valid; the request was not sent again, because it had started."""
+    """An answer was incomplete. The received part is valid. The request was not sent again, because it had started, or
+    its repeat was another answer."""
 
 
 class BadCallback(SwitchyardError):

@@ -6,7 +6,7 @@ import re
 import ssl
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Any, Self, Unpack
 from urllib.parse import quote
@@ -36,6 +36,7 @@ from switchyard_client.options import (
     Messages,
     SubmitOptions,
 )
+from switchyard_client.resumption import Resumption
 
 _VERSIONED = re.compile(r"/v\d+/")
 _UNVERSIONED = frozenset({
@@ -96,10 +97,8 @@ class AsyncSwitchyard:
         Raises:
             As `post`; also ApiError while events are read, for an error in the stream."""
         call = _Call("POST", path, {**body, "stream": True}, **options)
-        async with call.within_deadline():
-            response = await self._sent(call)
-            async with aclosing(response), aclosing(events_of(response)) as events:
-                yield events
+        async with call.within_deadline(), aclosing(self._events(call, await self._sent(call))) as events:
+            yield events
 
     async def chat(self, model: str, messages: Messages, **options: Unpack[ChatOptions]) -> Answer:
         """`POST /chat/completions` with these members; a string is one user message. `post` sends other members."""
@@ -162,12 +161,42 @@ class AsyncSwitchyard:
 
     # --- attempts ---
 
-    async def _read_response(self, call: "_Call") -> tuple[dict[str, Any], httpx.Headers]:
-        async with call.within_deadline(), aclosing(await self._sent(call)) as response:
+    async def _events(self, call: "_Call", response: httpx.Response) -> AsyncGenerator[Event, None]:
+        """The events of an answer, and of its repeats after it broke off."""
+        seen = Resumption() if call.resumes else None
+        while True:
             try:
-                return json_object(await response.aread(), response), response.headers
-            except httpx.TransportError as error:
-                raise BrokenOff(f"the answer of {response.url} broke off: {error!r}") from error
+                async with aclosing(response), aclosing(events_of(response)) as events:
+                    async for event in events:
+                        fresh = event if seen is None else seen.fresh(event)
+                        if fresh is not None:
+                            yield fresh
+                return
+            except BrokenOff as error:
+                if seen is None or not seen.can_repeat:
+                    raise
+                response = await self._sent_again(call, response, error)
+                seen.repeat()
+
+    async def _read_response(self, call: "_Call") -> tuple[dict[str, Any], httpx.Headers]:
+        async with call.within_deadline():
+            response = await self._sent(call)
+            while True:
+                try:
+                    return await _whole(response)
+                except BrokenOff as error:
+                    if not call.resumes:
+                        raise
+                    response = await self._sent_again(call, response, error)
+
+    async def _sent_again(self, call: "_Call", response: httpx.Response, error: BrokenOff) -> httpx.Response:
+        """Another answer to a call whose answer broke off, from another region. Raises `error` if all attempts are
+        used."""
+        now = time.monotonic()
+        self._failover.failed(response.extensions["region"], now)
+        if self._failover.after_silence(call.tried, now) is None:
+            raise error
+        return await self._sent(call)
 
     async def _sent(self, call: "_Call") -> httpx.Response:
         """The first good answer, its body unread."""
@@ -236,10 +265,13 @@ class _Call:
         body: Body | None = None,
         deadline_s: float | None = None,
         headers: Mapping[str, str] | None = None,
+        *,
+        resumes: bool = False,
     ) -> None:
         self.method, self.path = method, path if path.startswith("/") else f"/{path}"
         self.content = None if body is None else json.dumps(body).encode()
         self.tried: list[int] = []
+        self.resumes = resumes
         self.failures: dict[str, str] = {}
         self._headers = {
             "x-request-id": uuid.uuid4().hex,
@@ -266,6 +298,14 @@ class _Call:
             return self._headers
         left_ms = max(1, round((self._ends_at - time.monotonic()) * 1000))
         return {**self._headers, "x-switchyard-deadline-ms": str(left_ms)}
+
+
+async def _whole(response: httpx.Response) -> tuple[dict[str, Any], httpx.Headers]:
+    async with aclosing(response):
+        try:
+            return json_object(await response.aread(), response), response.headers
+        except httpx.TransportError as error:
+            raise BrokenOff(f"the answer of {response.url} broke off: {error!r}") from error
 
 
 async def _refusal(response: httpx.Response) -> ApiError:
@@ -296,6 +336,8 @@ def _parted(options: Body) -> tuple[dict[str, Any], CallOptions]:
         call["deadline_s"] = options["deadline_s"]
     if "headers" in options:
         call["headers"] = options["headers"]
+    if "resumes" in options:
+        call["resumes"] = options["resumes"]
     return {name: value for name, value in options.items() if name not in call}, call
 
 

@@ -16,10 +16,15 @@ ServingClass = Literal["realtime", "near_realtime", "batch"]
 
 class CallOptions(TypedDict, total=False):
     """Options of one call. `deadline_s`: seconds after which the engine stops. `headers`: additional headers, such as
-    `X-Switchyard-Class` for another class or `X-Session-Id`."""
+    `X-Switchyard-Class` for another class or `X-Session-Id`.
+
+    `resumes`: an answer that breaks off is requested again, at the next region. The application gets what follows, if
+    the repeat begins with the same text, and BrokenOff otherwise. Useful with temperature 0. Both requests are charged.
+    """
 
     deadline_s: float | None
     headers: Mapping[str, str]
+    resumes: bool
 
 
 class ChatOptions(ChatMembers, CallOptions, total=False):

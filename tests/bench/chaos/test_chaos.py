@@ -1,4 +1,4 @@
-"""A campaign's schedule, what its users compare, and which cut streams and late passes its faults excuse."""
+"""A campaign's schedule, what its users compare, and which broken connections and late passes its faults excuse."""
 
 from collections import Counter
 from itertools import islice
@@ -7,11 +7,11 @@ import pytest
 
 from bench.chaos.schedule import EXEMPTIONS, MATRIX, PAUSES_S, PROCESSES, STATE, Fault, Harm, Target, kinds, schedule
 from bench.chaos.users import Attempt, Outcome, Prompt, Request, orders, prompts
-from bench.chaos.verdict import CutWindow, PassSeen, Window, has_trail, late_passes, unexcused
+from bench.chaos.verdict import FaultWindow, PassSeen, Window, has_trail, late_passes, unexcused
 
 EAST, WEST = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
 PROMPT = Prompt("chat", "/chat/completions", {})
-HAPROXY_KILLED = CutWindow(10.0, 10.0, Fault(Target.HAPROXY, Harm.KILL), frozenset({EAST}))
+HAPROXY_KILLED = FaultWindow(10.0, 10.0, Fault(Target.HAPROXY, Harm.KILL), frozenset({EAST}))
 
 
 def test_a_seed_gives_the_same_faults_and_another_seed_others() -> None:
@@ -47,30 +47,32 @@ def test_kinds_are_chosen_by_words_of_their_names_and_by_their_pauses() -> None:
     assert max(kind.lasts_s for kind in kinds(5.0) if kind.harm is Harm.PAUSE and kind.target in PROCESSES) == 5.0
 
 
-def test_only_faults_that_end_a_connection_may_cut_streams() -> None:
+def test_only_faults_of_an_ingress_may_break_connections() -> None:
     exempt = {kind for each in EXEMPTIONS for kind in each.kinds}
     assert exempt <= {(kind.target, kind.harm) for kind in MATRIX}
     assert not {target for target, _ in exempt} & {Target.LEADER, Target.CELL_PROXY, Target.HOST, Target.CELL}
 
 
 @pytest.mark.parametrize(
-    ("outcome", "ended", "url", "fault", "excused"),
+    ("outcome", "repeated_at", "url", "fault", "excused"),
     [
-        (Outcome.CUT, 11.0, EAST, Fault(Target.HAPROXY, Harm.KILL), True),
-        (Outcome.CUT, 11.0, EAST, Fault(Target.RELAY, Harm.KILL), True),
-        (Outcome.CUT, 11.0, EAST, Fault(Target.LEADER, Harm.KILL), False),
-        (Outcome.CUT, 11.0, WEST, Fault(Target.HAPROXY, Harm.KILL), False),
-        (Outcome.CUT, 20.0, EAST, Fault(Target.HAPROXY, Harm.KILL), False),
+        (Outcome.REPEATED, 11.0, EAST, Fault(Target.HAPROXY, Harm.KILL), True),
+        (Outcome.REPEATED, 11.0, EAST, Fault(Target.RELAY, Harm.KILL), True),
+        (Outcome.REPEATED, 11.0, EAST, Fault(Target.LEADER, Harm.KILL), False),
+        (Outcome.REPEATED, 11.0, WEST, Fault(Target.HAPROXY, Harm.KILL), False),
+        (Outcome.REPEATED, 20.0, EAST, Fault(Target.HAPROXY, Harm.KILL), False),
+        (Outcome.CUT, 11.0, EAST, Fault(Target.HAPROXY, Harm.KILL), False),
         (Outcome.FAILED, 11.0, EAST, Fault(Target.HAPROXY, Harm.KILL), False),
         (Outcome.WRONG, 11.0, EAST, Fault(Target.HAPROXY, Harm.KILL), False),
     ],
-    ids=["HAProxy", "relay", "engine", "another ingress", "later", "without an answer", "another answer"],
+    ids=["HAProxy", "relay", "engine", "another ingress", "later", "cut", "without an answer", "another answer"],
 )
-def test_only_streams_that_passed_what_died_may_be_cut(
-    outcome: Outcome, ended: float, url: str, fault: Fault, excused: bool
+def test_only_streams_that_passed_what_died_may_have_been_repeated(
+    outcome: Outcome, repeated_at: float, url: str, fault: Fault, excused: bool
 ) -> None:
-    request = Request(PROMPT, 5.0, ended, outcome, "error", [Attempt(WEST, 5.0), Attempt(url, 6.0, 200)])
-    assert (unexcused([request], [CutWindow(10.0, 10.0, fault, frozenset({EAST}))]) == []) is excused
+    attempts = [Attempt(url, 6.0, 200), Attempt(WEST, repeated_at, 200, is_repeat=True)]
+    request = Request(PROMPT, 5.0, 30.0, outcome, "error", attempts)
+    assert (unexcused([request], [FaultWindow(10.0, 10.0, fault, frozenset({EAST}))]) == []) is excused
 
 
 def test_a_complete_request_needs_no_excuse() -> None:
