@@ -15,10 +15,10 @@ from typing import Any
 import httpx
 
 from bench.chaos.faults import TAKEN_WITHIN_S, Done, Surroundings, census, do
-from bench.chaos.relay_counts import RelayCounts
 from bench.chaos.schedule import CONTROLS, Fault, Harm, Target
 from bench.chaos.users import Outcome, Request
 from bench.chaos.verdict import FaultWindow, PassSeen, Window, has_trail, late_passes, unexcused
+from engine_agent.protocol.continuation import COUNTS_PATH
 
 PASS_WITHIN_S = 15.0
 """Until then a control process that was faulted makes passes again."""
@@ -28,6 +28,8 @@ CALM_WITHIN_S = 300.0
 after up to 300 s."""
 LAUNCHED_WITHIN_S = 180.0
 """A control plane that was killed whole: PostgreSQL, migrations and the demo's seed come before the first pass."""
+SLOW_S = 60.0
+"""After that the campaign says what it waits for."""
 AWAY = (httpx.HTTPError, OSError, KeyError, ValueError)
 """Errors that a fleet under faults may return; the next sample tries again."""
 AGENTS_BEYOND_NODES = "node agents beyond nodes"
@@ -200,9 +202,12 @@ class Campaign:
 
     def _wait_for_calm(self, before: Counter[str]) -> float:
         """Waits until all of the fleet is back, and what happened is noted. Returns how long it took."""
-        began = time.monotonic()
+        began, was_said = time.monotonic(), False
         while (took_s := time.monotonic() - began) < CALM_WITHIN_S:
             self._poll_fleet()
+            if took_s > SLOW_S and not was_said:
+                self._say(f"        not yet whole after {took_s:.0f} s: {', '.join(self._missing(before)) or 'cells'}")
+                was_said = True
             if self._is_whole() and self._ingresses_serve() and not self._open_incidents() and self._is_noted(before):
                 break
             time.sleep(POLL_S)
@@ -244,6 +249,13 @@ class Campaign:
         report.exempt = sum(request.outcome is not Outcome.COMPLETE for request in ended) - len(found)
         report.broken += [f"request of {request.began - self._began:.1f} s: {request}" for request in found]
 
+    def _missing(self, before: Counter[str]) -> list[str]:
+        with contextlib.suppress(*AWAY):
+            after = self._census()
+            gone = [f"{kind} {after[kind]} of {before[kind]}" for kind in before | after if before[kind] != after[kind]]
+            return [*gone, *self._missing_trails(), *self._open_incidents()]
+        return ["the control plane does not answer"]
+
     def _is_noted(self, before: Counter[str]) -> bool:
         with contextlib.suppress(*AWAY):
             return self._census() == before and not any(self._missing_trails())
@@ -275,3 +287,41 @@ class Campaign:
         with contextlib.suppress(*AWAY):
             return self._fleet.open_incidents()
         return ["the control plane does not answer"]
+
+
+_SUMMED = ("continued:", "lost:", "repeated:", "refused:", "requests")
+_COUNTS_WITHIN_S = 0.5
+"""For an answer. A paused relay must not delay the next fault."""
+
+
+class RelayCounts:
+    """Adds up the counts that grow. The last counts of a relay before its death are lost."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._last: dict[Path, Mapping[str, int]] = {}
+        self.totals: Counter[str] = Counter()
+
+    def poll(self) -> None:
+        """Reads the counts of all relays that answer. The first poll sets where they begin."""
+        is_first = not self._last
+        for socket in sorted(self._home.glob("ingresses/*/relay/[0-9]*.sock")):
+            with contextlib.suppress(httpx.HTTPError, ValueError):
+                self._add(socket, _read(socket), is_first=is_first)
+
+    def _add(self, socket: Path, counts: Mapping[str, int], *, is_first: bool) -> None:
+        before = counts if is_first else self._last.get(socket, {})
+        if counts.get("requests", 0) < before.get("requests", 0):
+            before = {}  # another process
+        self._last[socket] = counts
+        self.totals.update({
+            name: count - before.get(name, 0) for name, count in counts.items() if name.startswith(_SUMMED)
+        })  # fmt: skip
+
+
+def _read(socket: Path) -> dict[str, int]:
+    with httpx.Client(
+        transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://relay", timeout=_COUNTS_WITHIN_S
+    ) as http:
+        counts: dict[str, int] = http.get(COUNTS_PATH).raise_for_status().json()
+        return counts

@@ -9,6 +9,7 @@ Needs a fleet of `sim-70b` with two ingresses per region (same SWITCHYARD_HOME),
 promise was broken. The same seed injects the same faults in the same order; their effects differ."""
 
 import argparse
+import contextlib
 import re
 import sys
 import time
@@ -16,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 
 from bench import percentile
-from bench.chaos.campaign import Campaign, FleetUnderTest, Report
+from bench.chaos.campaign import AWAY, Campaign, FleetUnderTest, Report
 from bench.chaos.hostile_clients import FULL_LOAD
 from bench.chaos.schedule import EXEMPTIONS, PAUSES_S, Fault, kinds, schedule
 from bench.chaos.users import Request, Users
@@ -56,7 +57,9 @@ def _passes(options: argparse.Namespace, seed: int, chosen: Sequence[Fault]) -> 
         sys.exit("chaos needs two ingresses in each region: make up ENGINE=sim SWITCHYARD_INGRESSES=2")
     users = Users(ingresses, DEPLOYMENT, options.rate, seed)
     users.record()
-    before = refused_counts(fleet, DEPLOYMENT)
+    before: dict[str, int] = wait_for(
+        lambda: refused_counts(fleet, DEPLOYMENT), WHOLE_WITHIN_S, "the control plane states its counts"
+    )
     under_test = _under_test(fleet)
     campaign = Campaign(under_test, seed, _print_line, every_s=options.every, hostile_share=options.hostile_share)
     print(f"seed {seed}: {options.minutes:g} minutes, {options.rate:g} requests/s", flush=True)
@@ -91,9 +94,13 @@ def _ingresses(fleet: Fleet) -> dict[str, list[str]]:
 
 
 def _miscounted(fleet: Fleet, requests: Sequence[Request], before: Mapping[str, int]) -> list[str]:
-    deadline = time.monotonic() + COUNTED_WITHIN_S
-    while found := differences(requests, before, after := refused_counts(fleet, DEPLOYMENT)):
-        if time.monotonic() > deadline:
+    """Refusals that clients and control plane counted differently."""
+    deadline, found, after = time.monotonic() + COUNTED_WITHIN_S, ["the control plane did not state its counts"], before
+    while time.monotonic() < deadline:
+        with contextlib.suppress(*AWAY):
+            after = refused_counts(fleet, DEPLOYMENT)
+            found = differences(requests, before, after)
+        if not found:
             break
         time.sleep(1)
     grown = ", ".join(f"{place} {count - before[place]}" for place, count in after.items())
