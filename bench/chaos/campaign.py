@@ -289,39 +289,48 @@ class Campaign:
         return ["the control plane does not answer"]
 
 
-_SUMMED = ("continued:", "lost:", "repeated:", "refused:", "requests")
 _COUNTS_WITHIN_S = 0.5
 """For an answer. A paused relay must not delay the next fault."""
 
 
 class RelayCounts:
-    """Adds up the counts that grow. The last counts of a relay before its death are lost."""
+    """Adds up what all relays counted since the first poll. The last counts of a relay before its death are lost."""
 
     def __init__(self, home: Path) -> None:
         self._home = home
-        self._last: dict[Path, Mapping[str, int]] = {}
-        self.totals: Counter[str] = Counter()
+        self._first: dict[str, Counter[str]] = {}
+        self._last: dict[str, Counter[str]] = {}
+        """By the life of a relay."""
+        self._has_polled = False
 
     def poll(self) -> None:
-        """Reads the counts of all relays that answer. The first poll sets where they begin."""
-        is_first = not self._last
+        """Reads the counts of all relays that answer."""
         for socket in sorted(self._home.glob("ingresses/*/relay/[0-9]*.sock")):
-            with contextlib.suppress(httpx.HTTPError, ValueError):
-                self._add(socket, _read(socket), is_first=is_first)
+            with contextlib.suppress(httpx.HTTPError, ValueError, KeyError):
+                life, counts = _read(socket)
+                if not self._has_polled:
+                    self._first[life] = counts
+                self._last[life] = counts
+        self._has_polled = True
 
-    def _add(self, socket: Path, counts: Mapping[str, int], *, is_first: bool) -> None:
-        before = counts if is_first else self._last.get(socket, {})
-        if counts.get("requests", 0) < before.get("requests", 0):
-            before = {}  # another process
-        self._last[socket] = counts
-        self.totals.update({
-            name: count - before.get(name, 0) for name, count in counts.items() if name.startswith(_SUMMED)
-        })  # fmt: skip
+    @property
+    def totals(self) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for life, counts in self._last.items():
+            found.update(counts - self._first.get(life, Counter()))
+        return found
 
 
-def _read(socket: Path) -> dict[str, int]:
+def _read(socket: Path) -> tuple[str, Counter[str]]:
+    """The life of a relay, and its counts of all pools together."""
     with httpx.Client(
         transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://relay", timeout=_COUNTS_WITHIN_S
     ) as http:
-        counts: dict[str, int] = http.get(COUNTS_PATH).raise_for_status().json()
-        return counts
+        document = http.get(COUNTS_PATH).raise_for_status().json()
+    found = Counter({f"refused:{reason}": count for reason, count in document["refused"].items()})
+    for pool in document["pools"].values():
+        found["relayed"] += pool.get("relayed_total", 0)
+        found["repeated"] += pool.get("repeated_total", 0)
+        for kind in ("continued", "cut", "unable"):
+            found.update({f"{kind}:{reason}": count for reason, count in pool.get(f"{kind}_total", {}).items()})
+    return document["life"], found
