@@ -7,6 +7,7 @@ from django.db.models import Q
 
 from fleet.reconcile.planning.states import choices
 from fleet.regions.models import Region
+from kernel.fields import IdField
 from traffic.async_requests.planner import OPEN, AsyncState, QueueAddress, QueueState
 from traffic.async_requests.planning.kafka import KafkaSecurity, QueueKind, SaslMechanism
 from traffic.keys.models import ApplicationKey
@@ -33,7 +34,7 @@ class AsyncRequest(models.Model):
     Each request is written three times (accepted, leased, ended), and each index adds to all of them. So the foreign
     keys have none, and all others except two cover only open or only ended requests."""
 
-    id = models.CharField(max_length=40, primary_key=True, default=new_id)
+    id = IdField(max_length=40, primary_key=True, default=new_id)
     tenant = models.CharField(max_length=64, blank=True)
     key = models.CharField(max_length=16, blank=True)
     region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="async_requests", db_index=False)

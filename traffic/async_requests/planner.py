@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
+import msgspec
+
 from kernel.decoding import decode_json
 
 
@@ -59,8 +61,9 @@ class AsyncSettings:
     renew_every_s: float = 3.0
     poll_s: float = 0.25
     """Poll interval for new and cancelled requests."""
-    settle_pause_s: float = 0.02
+    settle_pause_s: float = 0.05
     """Outcomes within this time are recorded in one statement."""
+    settle_at_once: int = 64
     quiet_after_s: float = 60.0
     quiet_poll_s: float = 1.0
     """Poll interval after `quiet_after_s` without a request."""
@@ -70,8 +73,7 @@ class AsyncSettings:
     """Attempts that an engine may have started without finishing; this keeps one request from killing every engine."""
 
 
-@dataclass(frozen=True, slots=True)
-class AttemptResponse:
+class AttemptResponse(msgspec.Struct, frozen=True):
     """Result of an attempt. `status` None: no answer. `sent` False: no engine can have started it. `retry_after_s` is
     the responder's value; `reason` says why there is no answer."""
 
@@ -82,8 +84,7 @@ class AttemptResponse:
     reason: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """Meaning of an attempt. With state QUEUED it is retried at `due_at`; otherwise it ends in this state."""
 
     state: AsyncState
@@ -92,6 +93,8 @@ class Verdict:
     counts: bool = False
 
 
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+"""Reads an object without its values, in a tenth of the time. It does not check that texts are UTF-8."""
 UNSENT = frozenset({401, 408, 409, 425, 429, 503})
 """No engine started it: the ingress does not know the key yet, a timeout before the engine, or overload."""
 MOVED = 300
@@ -118,6 +121,12 @@ def is_complete_answer(received: AttemptResponse) -> bool:
     """Whether this is an engine's complete answer. Truncated or invalid JSON is not."""
     if received.status is None or not 200 <= received.status < MOVED:
         return False
+    try:
+        _MEMBERS.decode(received.body)
+        if received.body.isascii():
+            return True
+    except msgspec.MsgspecError:
+        pass  # it may have NaN, which engines answer
     try:
         return isinstance(json.loads(received.body), dict)
     except ValueError:

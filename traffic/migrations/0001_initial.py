@@ -2,6 +2,7 @@ import datetime
 import django.contrib.postgres.fields
 import django.db.models.deletion
 import engine_agent.protocol.ingress_messages
+import kernel.fields
 import traffic.async_requests.models
 import traffic.batches.models
 import traffic.usage.models
@@ -230,7 +231,7 @@ class Migration(migrations.Migration):
         migrations.CreateModel(
             name='AsyncRequest',
             fields=[
-                ('id', models.CharField(default=traffic.async_requests.models.new_id, max_length=40, primary_key=True, serialize=False)),
+                ('id', kernel.fields.IdField(default=traffic.async_requests.models.new_id, max_length=40, primary_key=True, serialize=False)),
                 ('tenant', models.CharField(blank=True, max_length=64)),
                 ('key', models.CharField(blank=True, max_length=16)),
                 ('path', models.CharField(max_length=64)),

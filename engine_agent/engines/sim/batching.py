@@ -11,6 +11,8 @@ import random
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+import msgspec
+
 from engine_agent.engines.class_order import BATCH_PROMPT_TOKENS, batch_prompt_room, is_batch, urgent_prompt_tokens
 from engine_agent.engines.sim.prefix_cache import CacheChange, PrefixCache
 
@@ -72,8 +74,7 @@ class Sequence:
         return self.prompt_tokens + self.output_tokens
 
 
-@dataclass(frozen=True)
-class TokenGiven:
+class TokenGiven(msgspec.Struct, frozen=True):
     """A token of a sequence; `index` counts from 0. -1: the prompt is read, and there is no token."""
 
     sequence: str

@@ -165,7 +165,7 @@ class PromptCount:
 class Generation:
     """One sequence for its caller. Several may share one queue of `events`. `cached_tokens`: prompt tokens found in the
     prefix cache; `generated`: tokens so far. `counts_prompt`: its prompt is counted with it. `exchange` names its
-    request."""
+    request. Unless `tells_each_token`, only its last token is an event."""
 
     sequence: Sequence
     finish_reason: str
@@ -177,6 +177,7 @@ class Generation:
     last_token_at_s: float | None = None
     counts_prompt: bool = False
     exchange: str = ""
+    tells_each_token: bool = True
 
 
 class NotedGeneration:
@@ -399,7 +400,8 @@ class Engine:
         generation.generated = token.index + 1
         self.meters.generation_tokens += token.index >= 0
         generation.last_token_at_s = now_s
-        generation.events.put_nowait(token)
+        if token.is_last or generation.tells_each_token:
+            generation.events.put_nowait(token)
         if token.is_last:
             if generation.sequence.handover.is_kept:
                 self.leases.keep(token.sequence, generation.sequence.prompt_tokens)

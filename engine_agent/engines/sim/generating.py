@@ -33,8 +33,12 @@ class Run:
     """The generations of one request in the engine: one for each answer, in order. `adapter`: cached keys and values of
     other adapters are not used."""
 
-    def __init__(self, engine: Engine, adapter: str = "", marking: Marking | None = None) -> None:
+    def __init__(
+        self, engine: Engine, adapter: str = "", marking: Marking | None = None, *, is_stream: bool = False
+    ) -> None:
+        """`is_stream`: each token is an event, not only the last one of each answer."""
         self._engine = engine
+        self._is_stream = is_stream
         self.marking = marking
         self._adapter = adapter
         self.events = Events()
@@ -92,6 +96,7 @@ class Run:
         except Exception:
             self.cancel()
             raise
+        generation.tells_each_token = self._is_stream
         self.generations.append(generation)
 
     def _blocks(self, prompt: Prompt, answer: Answer) -> tuple[int, ...]:

@@ -193,7 +193,8 @@ class ApiServer:
         request, answers, writer = start(body, answer_key(scope), self._plan)
         request = self._in_its_part(request)
         marking = marking_of(scope, body, request, answers)
-        run = Run(self._engine, request.model if request.model in self._adapters else "", marking)
+        adapter = request.model if request.model in self._adapters else ""
+        run = Run(self._engine, adapter, marking, is_stream=request.stream)
         if request.source is None:
             run.answer(request, answers)
         async with run.watching(receive):
@@ -207,6 +208,8 @@ class ApiServer:
     def _in_its_part(self, request: GenerationRequest) -> GenerationRequest:
         """Removes a handover in which this engine has no part, as vLLM without a connector ignores it. Raises
         BadRequest for several answers or prompts, which no handover covers (CVE-2026-94623)."""
+        if request.source is None and not request.is_handed_over:
+            return request
         role = self._engine.handover.role
         source = request.source if role is CellRole.DECODE else None
         is_handed_over = request.is_handed_over and role is CellRole.PREFILL

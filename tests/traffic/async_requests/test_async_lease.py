@@ -1,13 +1,16 @@
 """Leases of near-real-time requests and their results, on a virtual clock."""
 
 from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
+from django.db import connection
 
 from tests.fleet.rows import NOW
 from tests.traffic.rows import ANSWER, accepted, serving_fleet
 from traffic.async_requests.models import AsyncRequest
 from traffic.async_requests.planner import AsyncSettings, AttemptResponse
+from traffic.async_requests.services import requests
 from traffic.async_requests.services.requests import (
     LeasedRequest,
     async_attempts_settle,
@@ -146,3 +149,15 @@ def test_an_error_answer_is_kept_and_a_broken_one_is_not() -> None:
     row = AsyncRequest.objects.get(id=refused.id)
     assert (row.status, row.reason) == (400, "answered 400: no\ufffd")
     assert AsyncRequest.objects.get(id=broken.id).answer is None
+
+
+def test_rows_are_locked_by_their_id_while_the_planner_knows_no_statistics() -> None:
+    accepted()
+    arguments: dict[str, Any] = {"now": NOW, "until": NOW, "per_tenant": 2, "full": [], "targets": [], "rooms": [],
+                                 "first_room": 8, "count": 4}  # fmt: skip
+    with connection.cursor() as cursor:
+        cursor.execute(f"EXPLAIN {requests._CLAIM}", arguments)
+        plan = "\n".join(line for (line,) in cursor.fetchall())
+    locked = plan.partition("CTE locked")[2].partition("CTE leased")[0]
+    assert "async_deadline" not in locked
+    assert "async_turn" not in locked

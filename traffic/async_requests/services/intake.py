@@ -14,6 +14,7 @@ from django.db import connection
 from engine_agent.protocol.request_bodies import BadRequest, check_body
 from engine_agent.protocol.request_checks import check_request
 from engine_agent.protocol.states import ServingClass
+from kernel.array_text import array_text
 from kernel.outbound import RefusedUrl, check_url, parse_networks
 from traffic.async_requests.models import AsyncRequest, new_callback_secret, new_id
 from traffic.async_requests.planner import AsyncSettings, AsyncState, limit_of
@@ -209,7 +210,9 @@ def _insert(rows: Sequence[Mapping[str, Any]]) -> set[str]:
     if not rows:
         return set()
     with connection.cursor() as cursor:
-        cursor.execute(_INSERT, [[row.get(name, "") for row in rows] for name in _TYPES])
+        cursor.execute(
+            _INSERT, [array_text(kind, [row.get(name, "") for row in rows]) for name, kind in _TYPES.items()]
+        )
         return {id for (id,) in cursor.fetchall()}
 
 

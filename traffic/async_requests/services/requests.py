@@ -4,14 +4,15 @@ if a sender dies between two, another continues after the lease. It never calls 
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+import msgspec
 from django.db import connection, transaction
 from django.db.models import Q, QuerySet
 
 from fleet.webhooks.services import delivery_create_to
+from kernel.array_text import array_text
 from traffic.async_requests.models import OPEN_STATES, AsyncRequest
 from traffic.async_requests.planner import (
     AsyncSettings,
@@ -135,6 +136,8 @@ def async_requests_trim(*, now: datetime, settings: AsyncSettings | None = None)
 
 MAX_AT_ONCE = 100
 """Requests that one pass expires."""
+_FREE = """((waiting.state = 'queued' AND waiting.due_at <= %(now)s)
+        OR (waiting.state = 'sending' AND waiting.leased_until <= %(now)s))"""
 _CLAIM = """
 WITH RECURSIVE tenants AS (
     (SELECT tenant FROM traffic_asyncrequest WHERE ended_at IS NULL ORDER BY tenant LIMIT 1)
@@ -163,33 +166,35 @@ WITH RECURSIVE tenants AS (
     SELECT id, turn, due_at, target, row_number() OVER (PARTITION BY target ORDER BY turn, due_at) AS place
     FROM ranked WHERE turn <= most
 ), chosen AS (
-    SELECT waiting.id, placed.turn, placed.due_at FROM traffic_asyncrequest waiting JOIN placed USING (id)
+    SELECT placed.id, placed.turn, placed.due_at FROM placed
         LEFT JOIN unnest(%(targets)s::text[], %(rooms)s::int[]) AS known (target, room)
             ON known.target = placed.target
-    WHERE placed.place <= coalesce(known.room, %(first_room)s) AND {waiting}
+    WHERE placed.place <= coalesce(known.room, %(first_room)s)
     ORDER BY placed.turn, placed.due_at LIMIT %(count)s
-    FOR UPDATE OF waiting SKIP LOCKED
+), locked AS (
+    SELECT waiting.id FROM traffic_asyncrequest waiting
+    WHERE waiting.id = ANY(ARRAY(SELECT id FROM chosen)) AND {free}
+    FOR UPDATE SKIP LOCKED
 ), leased AS (
     UPDATE traffic_asyncrequest request
     SET state = 'sending', leased_until = %(until)s, attempts = attempts + 1
-    FROM chosen WHERE request.id = chosen.id
-    RETURNING request.*, chosen.turn, chosen.due_at AS was_due_at
+    WHERE request.id = ANY(ARRAY(SELECT id FROM locked))
+    RETURNING request.*
 )
-SELECT id, tenant, key, region_id, path, model, serving_class, body, attempts, failures, deadline_at,
+SELECT leased.id, tenant, key, region_id, path, model, serving_class, body, attempts, failures, deadline_at,
     callback_url = '' AND path <> '{responses}', body_at
-FROM leased ORDER BY turn, was_due_at
+FROM leased JOIN chosen ON chosen.id = leased.id ORDER BY chosen.turn, chosen.due_at
 """.format(  # noqa: S608 - the condition and the path are constants
-    waiting="""waiting.ended_at IS NULL AND waiting.deadline_at > %(now)s
-        AND ((waiting.state = 'queued' AND waiting.due_at <= %(now)s)
-             OR (waiting.state = 'sending' AND waiting.leased_until <= %(now)s))""",
+    waiting=f"waiting.ended_at IS NULL AND waiting.deadline_at > %(now)s AND {_FREE}",
+    free=_FREE,
     responses=RESPONSES_PATH,
 )
 """Tenants take turns, so that a large queue delays only its own tenant. A pass reads at most `count` rows of each, and
-no more than may be sent for it, so its cost does not grow with the queue."""
+no more than may be sent for it, so its cost does not grow with the queue. `locked` finds rows by their IDs, and names
+no column of another index: with old statistics, the planner expects one open row and would read all of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class LeasedRequest:
+class LeasedRequest(msgspec.Struct, frozen=True, eq=False):
     """A request that this sender has leased. `attempts` numbers the attempt and is its fence. `is_plain`: its end
     changes no other row, so it can be recorded in a group. `body_at`: where the body is, if not here."""
 
@@ -267,18 +272,22 @@ def async_lease_release(*, leased: LeasedRequest, now: datetime) -> bool:
     return _leased_rows(leased).update(state=AsyncState.QUEUED.value, leased_until=None, due_at=now) > 0
 
 
+_SAID = {
+    "id": "text", "attempts": "int", "state": "text", "status": "int", "reason": "text", "failures": "int",
+    "answer": "bytea", "answer_at": "text", "due_at": "timestamptz",
+}  # fmt: skip
 _SETTLE = """
 UPDATE traffic_asyncrequest request SET state = said.state, status = said.status, reason = said.reason,
     failures = said.failures, answer = said.answer, leased_until = NULL, due_at = coalesce(said.due_at, request.due_at),
     ended_at = CASE WHEN said.due_at IS NULL THEN %s::timestamptz END,
     body = CASE WHEN said.due_at IS NULL THEN ''::bytea ELSE request.body END, answer_at = said.answer_at,
     body_at = CASE WHEN said.due_at IS NULL THEN '' ELSE request.body_at END
-FROM unnest(%s::text[], %s::int[], %s::text[], %s::int[], %s::text[], %s::int[], %s::bytea[], %s::text[],
-    %s::timestamptz[]) AS said (id, attempts, state, status, reason, failures, answer, answer_at, due_at)
-WHERE request.id = said.id AND request.attempts = said.attempts AND request.state = 'sending'
+FROM unnest({arrays}) AS said ({names})
+WHERE request.id = said.id AND request.attempts = said.attempts AND request.state || '' = 'sending'
 RETURNING request.id, request.attempts
-"""
-"""Only a retry has a due time."""
+""".format(arrays=", ".join(f"%s::{kind}[]" for kind in _SAID.values()), names=", ".join(_SAID))
+"""Only a retry has a due time. With `|| ''` the planner does not use the index of leased requests, which has an entry
+for every lease since the last vacuum."""
 
 
 def async_attempts_settle(
@@ -315,7 +324,8 @@ def _settle_plain(
         for leased, verdict, columns in sorted(noted, key=lambda each: each[0].id)
     ]
     with connection.cursor() as cursor:
-        cursor.execute(_SETTLE, [now, *([*column] for column in zip(*rows, strict=True))])
+        columns = zip(_SAID.values(), zip(*rows, strict=True), strict=True)
+        cursor.execute(_SETTLE, [now, *(array_text(kind, column) for kind, column in columns)])
         return set(cursor.fetchall())
 
 

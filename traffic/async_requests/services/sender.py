@@ -4,6 +4,7 @@ decides the meaning of answers."""
 import asyncio
 import logging
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from time import monotonic
@@ -37,7 +38,8 @@ log = logging.getLogger(__name__)
 
 
 class AsyncSender(LeaseLoop[LeasedRequest]):
-    """Outcomes that arrive within `settle_pause_s`, or while others are being recorded, are recorded together."""
+    """Outcomes that arrive within `settle_pause_s`, or while others are being recorded, are recorded together. It waits
+    no longer once it has `settle_at_once` of them."""
 
     name = "traffic.async_requests"
 
@@ -48,15 +50,18 @@ class AsyncSender(LeaseLoop[LeasedRequest]):
         self._addresses: dict[str, list[IngressAddress]] = {}
         self._addresses_at_s = float("-inf")
         self._claims_again_at = -1
-        self._claimed_at_s = float("-inf")
+        self._claimed_at_s = self._expired_at_s = float("-inf")
         self._unsettled: list[Unsettled] = []
         self._settling: asyncio.Task[None] | None = None
+        self._has_group = asyncio.Event()
 
     def is_open(self, now: datetime) -> bool:
-        return async_requests_open()
+        return bool(self.running) or async_requests_open()
 
     def claim(self, now: datetime) -> list[LeasedRequest]:
-        async_requests_expire(now=now)
+        if monotonic() - self._expired_at_s >= self._settings.poll_s:
+            self._expired_at_s = monotonic()
+            async_requests_expire(now=now)
         free = self._settings.max_sending - len(self.running)
         if free <= 0:
             return []
@@ -97,19 +102,27 @@ class AsyncSender(LeaseLoop[LeasedRequest]):
     async def _settle(self, leased: LeasedRequest, received: AttemptResponse) -> Verdict | None:
         settled: asyncio.Future[Verdict | None] = asyncio.get_running_loop().create_future()
         self._unsettled.append((leased, received, settled))
+        if len(self._unsettled) >= self._settings.settle_at_once:
+            self._has_group.set()
         if self._settling is None:
             self._settling = asyncio.create_task(self._settle_all())
         return await settled
 
     async def _settle_all(self) -> None:
         try:
-            await asyncio.sleep(self._settings.settle_pause_s)
+            await self._pause_for_group()
             while waiting := [each for each in self._unsettled if not each[2].cancelled()]:
                 self._unsettled.clear()
+                self._has_group.clear()
                 await self._settle_group(waiting)
-                await asyncio.sleep(self._settings.settle_pause_s)
+                await self._pause_for_group()
         finally:
             self._settling = None
+
+    async def _pause_for_group(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.settle_pause_s):
+                await self._has_group.wait()
 
     async def _settle_group(self, group: list[Unsettled]) -> None:
         attempts = [(leased, received) for leased, received, _ in group]

@@ -8,11 +8,12 @@ import ssl
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import httpx
+import msgspec
 from django.conf import settings
 
 from engine_agent.node.identity import Identity
@@ -70,8 +71,7 @@ _NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """For plain links. Loading the default certificate authorities would cost about 300 ms per client."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AcceptedRequest:
+class AcceptedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """One attempt of an accepted request. `key` is its key's ID, or empty; `left_s` is the time until its deadline."""
 
     id: str
@@ -143,11 +143,9 @@ async def ingress_post(
     ingress: IngressAddress, path: str, body: bytes, headers: Mapping[str, str], *, limit_s: float, max_bytes: int
 ) -> AttemptResponse:
     """Posts a JSON body and waits for the whole response. Never raises if the other side fails."""
+    limits: dict[str, Any] = {"limit_s": limit_s, "connect_s": CONNECT_LIMIT_S, "max_bytes": max_bytes}
     try:
-        async with asyncio.timeout(limit_s):
-            connect_s = min(CONNECT_LIMIT_S, limit_s)
-            post = partial(whole_response, _place(ingress), path, body, headers)
-            return _attempt(await post(connect_s=connect_s, max_bytes=max_bytes))
+        return _attempt(await whole_response(_place(ingress), path, body, headers, **limits))
     except (NotConnected, NoIdentity) as error:
         return AttemptResponse(None, sent=False, reason=_unreachable_text(ingress, error))
     except TimeoutError:
@@ -176,7 +174,7 @@ async def ingress_stream(
 
 
 def _attempt(response: WholeResponse) -> AttemptResponse:
-    retry_after = response.headers.get("retry-after", "")
+    retry_after = response.header(b"retry-after")
     retry_after_s = float(retry_after[:6]) if retry_after.isascii() and retry_after.isdigit() else None
     return AttemptResponse(response.status, bytes(response.body), retry_after_s=retry_after_s)
 

@@ -1,12 +1,14 @@
 """Connections to ingresses that carry one POST after another, because TCP and TLS cost more than a short request. Each
-event loop has its own. An idle connection is kept for `IDLE_S`, well below the ingress's own limit, and none for longer
-than `LONGEST_S`, so that a revoked certificate is seen. Cancelling a request closes its connection, which stops the
-engine's work."""
+event loop has its own. A connection is closed once it was idle for `IDLE_S`, well below the ingress's own limit. No
+request uses it after `LONGEST_S`, so that a revoked certificate is seen. Cancelling a request closes its connection,
+which stops the engine's work."""
 
 import asyncio
 import ssl
+from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 from time import monotonic
 from typing import cast
 from weakref import WeakKeyDictionary
@@ -14,6 +16,8 @@ from weakref import WeakKeyDictionary
 import httptools
 
 IDLE_S = 2.0
+SWEEP_S = 0.5
+"""Interval of checks for idle connections: one timer for all costs less than one for each request."""
 LONGEST_S = 60.0
 MOST_IDLE = 256
 """Of one address."""
@@ -42,59 +46,110 @@ class Place:
     name: str | None = None
 
 
-@dataclass(slots=True)
 class WholeResponse:
-    """Header names are in lower case."""
+    """A response that is complete. Its headers are decoded only if they are read."""
 
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytearray = field(default_factory=bytearray)
+    __slots__ = ("body", "headers", "status")
 
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.body = bytearray()
 
-_idle: "WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Place, list[_Connection]]]" = WeakKeyDictionary()
+    def header(self, name: bytes) -> str:
+        """Returns the last header of this name, which is in lower case; empty if there is none."""
+        return next((value.decode("latin-1") for known, value in reversed(self.headers) if known.lower() == name), "")
 
 
 async def whole_response(
-    place: Place, path: str, body: bytes, headers: Mapping[str, str], *, connect_s: float, max_bytes: int
+    place: Place,
+    path: str,
+    body: bytes,
+    headers: Mapping[str, str],
+    *,
+    limit_s: float,
+    connect_s: float,
+    max_bytes: int,
 ) -> WholeResponse:
-    """Posts a body and reads the whole response. Raises NotConnected, BrokenOff or TooLong."""
-    connection = _take_idle(place) or await _connect(place, connect_s)
-    response = await connection.exchange(_request(place, path, body, headers), max_bytes)
+    """Posts a body and reads the whole response. Raises NotConnected, BrokenOff or TooLong, and TimeoutError if it is
+    not complete within `limit_s`."""
+    loop = asyncio.get_running_loop()
+    idle = _idle.get(loop)
+    if idle is None:
+        idle = _idle[loop] = _Idle()
+    connection = idle.take(place)
+    if connection is None:
+        began_s = monotonic()
+        connection = await _connect(place, min(connect_s, limit_s))
+        limit_s -= monotonic() - began_s
+    response = await connection.exchange(_request(place, path, body, headers), limit_s, max_bytes)
     if connection.is_reusable:
-        _keep(place, connection)
+        idle.keep(place, connection)
     else:
         connection.close()
     return response
 
 
 def _request(place: Place, path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
-    host = f"[{place.address}]" if ":" in place.address else place.address
-    fixed = {"Host": f"{host}:{place.port}", "Content-Type": "application/json", "Content-Length": str(len(body))}
-    lines = [f"{name}: {value}" for name, value in {**headers, **fixed}.items()]
-    if any(letter in line for line in lines for letter in "\r\n\0"):
+    stated = "".join([f"{name}: {value}\r\n" for name, value in headers.items()])
+    if stated.count("\r") != len(headers) or stated.count("\n") != len(headers) or "\0" in stated:
         raise ValueError("a header has a line break")
-    return "\r\n".join([f"POST {path} HTTP/1.1", *lines, "", ""]).encode("latin-1") + body
+    return b"%b%bContent-Length: %d\r\n\r\n%b" % (_opening(place, path), stated.encode("latin-1"), len(body), body)
 
 
-def _take_idle(place: Place) -> "_Connection | None":
-    idle = _idle.get(asyncio.get_running_loop(), {}).get(place, [])
-    while idle:
-        connection = idle.pop()
-        if connection.is_fresh:
-            return connection
-        connection.close()
-    return None
+@lru_cache(maxsize=256)
+def _opening(place: Place, path: str) -> bytes:
+    if any(letter in path for letter in " \r\n\0"):
+        raise ValueError("a path has a blank or a line break")
+    host = f"[{place.address}]" if ":" in place.address else place.address
+    return f"POST {path} HTTP/1.1\r\nHost: {host}:{place.port}\r\nContent-Type: application/json\r\n".encode("ascii")
 
 
-def _keep(place: Place, connection: "_Connection") -> None:
-    loop = asyncio.get_running_loop()
-    idle = _idle.setdefault(loop, {}).setdefault(place, [])
-    if len(idle) >= MOST_IDLE:
-        connection.close()
-        return
-    connection.idle_since_s = monotonic()
-    idle.append(connection)
-    connection.expiry = loop.call_later(IDLE_S, connection.close)
+class _Idle:
+    """The idle connections of one event loop. The last one that became idle is used first."""
+
+    def __init__(self) -> None:
+        self._places: dict[Place, deque[_Connection]] = {}
+        self._is_sweeping = False
+
+    def take(self, place: Place) -> "_Connection | None":
+        idle = self._places.get(place)
+        while idle:
+            connection = idle.pop()
+            if connection.is_reusable and monotonic() - connection.idle_since_s < IDLE_S:
+                return connection
+            connection.close()
+        return None
+
+    def keep(self, place: Place, connection: "_Connection") -> None:
+        idle = self._places.get(place)
+        if idle is None:
+            idle = self._places[place] = deque()
+        if len(idle) >= MOST_IDLE:
+            connection.close()
+            return
+        connection.idle_since_s = monotonic()
+        idle.append(connection)
+        if not self._is_sweeping:
+            self._sweep_later()
+
+    def _sweep(self) -> None:
+        oldest_s = monotonic() - IDLE_S
+        for place, idle in tuple(self._places.items()):
+            while idle and idle[0].idle_since_s <= oldest_s:
+                idle.popleft().close()
+            if not idle:
+                del self._places[place]
+        self._is_sweeping = False
+        if self._places:
+            self._sweep_later()
+
+    def _sweep_later(self) -> None:
+        self._is_sweeping = True
+        asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+
+
+_idle: WeakKeyDictionary[asyncio.AbstractEventLoop, _Idle] = WeakKeyDictionary()
 
 
 async def _connect(place: Place, connect_s: float) -> "_Connection":
@@ -123,31 +178,25 @@ class _Connection(asyncio.Protocol):
         self._keeps_alive = False
         self._parser = httptools.HttpResponseParser(self)
         self.idle_since_s = 0.0
-        self.expiry: asyncio.TimerHandle | None = None
 
     @property
     def is_reusable(self) -> bool:
         return self._keeps_alive and self._is_open and monotonic() - self._made_s < LONGEST_S
 
     @property
-    def is_fresh(self) -> bool:
-        """Whether an idle connection may be used again."""
-        if self.expiry is not None:
-            self.expiry.cancel()
-        return self.is_reusable and monotonic() - self.idle_since_s < IDLE_S
-
-    @property
     def _is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    async def exchange(self, request: bytes, max_bytes: int) -> WholeResponse:
-        """Raises BrokenOff or TooLong. The connection is closed then, and if this is cancelled."""
+    async def exchange(self, request: bytes, limit_s: float, max_bytes: int) -> WholeResponse:
+        """Raises BrokenOff, TooLong or TimeoutError. The connection is closed then, and if this is cancelled."""
         if self._transport is None or self._transport.is_closing():
             raise BrokenOff("Server disconnected before the request")
         self._response, self._most_bytes, self._head_bytes = WholeResponse(), max_bytes, 0
         self._has_head = self._keeps_alive = False
         self._parser = httptools.HttpResponseParser(self)
-        self._waiting = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        limit = loop.call_later(max(0.0, limit_s), self._fail, TimeoutError())
         self._transport.write(request)
         try:
             return await self._waiting
@@ -155,6 +204,7 @@ class _Connection(asyncio.Protocol):
             self.close()
             raise
         finally:
+            limit.cancel()
             self._waiting = None
 
     def close(self) -> None:
@@ -185,13 +235,13 @@ class _Connection(asyncio.Protocol):
 
     @property
     def _ends_with_connection(self) -> bool:
-        return not {"content-length", "transfer-encoding"} & self._response.headers.keys()
+        return not any(name.lower() in {b"content-length", b"transfer-encoding"} for name, _ in self._response.headers)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._head_bytes += len(name) + len(value)
         if self._head_bytes > MOST_HEAD_BYTES:
             raise TooLong
-        self._response.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
+        self._response.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._response.status = self._parser.get_status_code()

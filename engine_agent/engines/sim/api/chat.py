@@ -1,7 +1,7 @@
 """POST /v1/chat/completions: parses requests and writes answers in vLLM's shape."""
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -25,8 +25,10 @@ def parse_chat(body: bytes, modalities: Collection[str] = ()) -> GenerationReque
     limit_param = "max_tokens" if chat.max_completion_tokens is None else "max_completion_tokens"
     limit = chat.max_tokens if chat.max_completion_tokens is None else chat.max_completion_tokens
     tools = tools_of(chat.tools)
-    return replace(
-        request_of(chat, (_prompt(chat, tools),), limit),
+    return request_of(
+        chat,
+        (_prompt(chat, tools),),
+        limit,
         limit_param=limit_param,
         tools=tools,
         tool_choice=_tool_choice(chat, tools),

@@ -35,8 +35,9 @@ ANY_OBJECT = {
 _MOST_CHOICES = 1000
 
 
-def request_of(body: SamplingBody, prompts: tuple[Prompt, ...], limit: int | None) -> GenerationRequest:
-    """Returns a request with the members that chats and completions share. Raises BadRequest if one is wrong."""
+def request_of(body: SamplingBody, prompts: tuple[Prompt, ...], limit: int | None, **members: Any) -> GenerationRequest:
+    """Returns a request with the members that chats and completions share, and `members` of its API. Raises BadRequest
+    if one is wrong."""
     transfer = _transfer_of(body.kv_transfer_params)
     stops, ids = stop_texts(body.stop, "stop"), frozenset(body.stop_token_ids or ())
     options = body.stream_options
@@ -55,6 +56,7 @@ def request_of(body: SamplingBody, prompts: tuple[Prompt, ...], limit: int | Non
         include_usage=bool(options and options.include_usage),
         is_handed_over=is_handed_over(transfer),
         source=source_of(transfer),
+        **members,
     )
 
 

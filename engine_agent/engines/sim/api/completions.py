@@ -1,7 +1,7 @@
 """POST /v1/completions, /tokenize and /detokenize: parses requests and writes answers in vLLM's shape."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Annotated, Any
@@ -42,7 +42,7 @@ def parse_completion(body: bytes) -> GenerationRequest:
     if len(prompts) * completion.n > _MOST_ANSWERS:
         raise BadRequest(f"prompts times `n` are at most {_MOST_ANSWERS}", param="n")
     limit = _DEFAULT_COMPLETION_TOKENS if completion.max_tokens is None else completion.max_tokens
-    return replace(request_of(completion, prompts, max(limit, 1)), top_logprobs=completion.logprobs)
+    return request_of(completion, prompts, max(limit, 1), top_logprobs=completion.logprobs)
 
 
 def parse_prompts(given: Any, param: str) -> tuple[Prompt, ...]:

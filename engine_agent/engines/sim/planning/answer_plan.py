@@ -83,9 +83,10 @@ def plan_answer(request: GenerationRequest, prompt: Prompt, seed: int, max_model
     """Returns one answer to one prompt. Raises BadRequest (see `plan_answers`)."""
     room = _output_room(request, prompt, max_model_len)
     limit = request.output_limit or room
-    source = random.Random(f"{seed}\0{wrong}\0{prompt.answered}".encode())
-    calls = [plan_call(tool, source) for tool in called_tools(request.tools, request.tool_choice, prompt)]
-    if calls:
+    called = called_tools(request.tools, request.tool_choice, prompt)
+    source = _source(f"{seed}\0{wrong}\0{prompt.answered}") if called or request.form is not None else _UNSEEDED
+    if called:
+        calls = [plan_call(tool, source) for tool in called]
         tokens = [token for index, call in enumerate(calls) for token in _call_tokens(index, call.name, call.arguments)]
         # OpenAI and vLLM: a call that the client requested by name ends like a text.
         reason = "stop" if request.tool_choice.kind == "named" else "tool_calls"
@@ -97,6 +98,14 @@ def plan_answer(request: GenerationRequest, prompt: Prompt, seed: int, max_model
         texts = _words(request, prompt, seed, limit, wrong)
     whole = Answer(tuple(Token(text, text) for text in texts), "length" if request.exact_length else "stop")
     return _cut(_stopped(whole, request.stops, request.min_tokens), limit)
+
+
+_UNSEEDED = random.Random()
+"""For answers without drawn parts: a seed would take longer than the rest of a short answer."""
+
+
+def _source(seed: str) -> random.Random:
+    return random.Random(seed.encode())
 
 
 def _output_room(request: GenerationRequest, prompt: Prompt, max_model_len: int) -> int:
@@ -116,7 +125,8 @@ def _output_room(request: GenerationRequest, prompt: Prompt, max_model_len: int)
 
 
 def _words(request: GenerationRequest, prompt: Prompt, seed: int, limit: int, wrong: bool) -> tuple[str, ...]:
-    words = answer_words(prompt.answered, seed, limit if request.exact_length else None)
+    at_most = max(limit + 1, request.min_tokens)
+    words = answer_words(prompt.answered, seed, limit if request.exact_length else None, at_most)
     if len(words) < request.min_tokens:
         words = answer_words(prompt.answered, seed, min(limit, request.min_tokens))
     words = words[: limit + 1]

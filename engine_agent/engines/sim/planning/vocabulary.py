@@ -41,14 +41,17 @@ _LONGEST_ANSWER = 128
 _SENTENCE_WORDS = (6, 14)
 
 
-def answer_words(prompt: str, seed: int, tokens_wanted: int | None = None) -> tuple[str, ...]:
-    """Returns the whole answer, one word a token: `tokens_wanted` of them, or its natural length."""
+def answer_words(
+    prompt: str, seed: int, tokens_wanted: int | None = None, at_most: int | None = None
+) -> tuple[str, ...]:
+    """Returns the answer, one word a token: `tokens_wanted` of them, or `at_most` of its natural length."""
     golden = GOLDEN_ANSWERS.get(prompt.strip().lower())
     if golden is not None and tokens_wanted is None:
         return tuple(golden.split())
     digest = hashlib.sha256(f"{seed}\0{prompt}".encode()).digest()
     source = random.Random(digest)
     length = source.randint(_SHORTEST_ANSWER, _LONGEST_ANSWER)
+    length = length if at_most is None else min(length, at_most)
     words = _sentences(source)
     return tuple(next(words) for _ in range(length if tokens_wanted is None else tokens_wanted))
 
