@@ -1,4 +1,9 @@
-from engine_agent.engines.sim.engine import Gauges, Histogram, Meters, render
+import asyncio
+
+import pytest
+
+from engine_agent.engines.sim.engine import Engine, Gauges, Histogram, Meters, render
+from tests.engine_agent.engines.sim.in_process import FAST
 
 
 def test_a_histogram_counts_cumulatively_up_to_and_with_the_bound() -> None:
@@ -37,3 +42,21 @@ def test_the_page_has_vllms_names_and_labels() -> None:
         "# TYPE vllm:inter_token_latency_seconds histogram",
     ):
         assert sample in page.splitlines()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("tells_each_token", "events"), [(True, [0, 1, 2, 3]), (False, [3])])
+async def test_a_whole_answer_is_one_event_and_all_of_its_tokens_count(
+    tells_each_token: bool, events: list[int]
+) -> None:
+    meters = Meters()
+    engine = Engine(FAST, meters)
+    engine.open()
+    generation = engine.submit(5, 4, "length")
+    generation.tells_each_token = tells_each_token
+    running = asyncio.create_task(engine.run())
+    await engine.idle()
+    running.cancel()
+    told = [generation.events.get_nowait() for _ in range(generation.events.qsize())]
+    assert [event.index for event in told if hasattr(event, "index")] == events
+    assert (meters.generation_tokens, generation.generated) == (4, 4)

@@ -76,6 +76,13 @@ def test_an_answer_of_exact_length_begins_like_the_natural_one() -> None:
     assert exact[: len(natural)] == natural
 
 
+def test_an_answer_that_is_cut_begins_like_the_natural_one() -> None:
+    natural = answer_words("tell me", seed=3)
+
+    assert answer_words("tell me", seed=3, at_most=5) == natural[:5]
+    assert answer_words("tell me", seed=3, at_most=len(natural) + 1) == natural
+
+
 def test_a_wrong_answer_is_wrong_in_every_word() -> None:
     right = answer_words("tell me", seed=3)
 
