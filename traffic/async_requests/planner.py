@@ -118,18 +118,18 @@ def evaluate_attempt(received: AttemptResponse, *, attempts: int, failures: int,
 
 
 def is_complete_answer(received: AttemptResponse) -> bool:
-    """Whether this is an engine's complete answer. Truncated or invalid JSON is not."""
+    """Whether this is an engine's complete answer. Truncated or invalid JSON is not, nor is JSON too deep to read."""
     if received.status is None or not 200 <= received.status < MOVED:
         return False
     try:
         _MEMBERS.decode(received.body)
         if received.body.isascii():
             return True
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, RecursionError):
         pass  # it may have NaN, which engines answer
     try:
         return isinstance(json.loads(received.body), dict)
-    except ValueError:
+    except (ValueError, RecursionError):
         return False
 
 
@@ -179,7 +179,7 @@ class Window:
 def _error_text(received: AttemptResponse) -> str:
     try:
         message = str(json.loads(received.body)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         message = received.body[:200].decode("utf-8", "replace")
     return f"answered {received.status}" + (f": {message[:500]}" if message else "")
 

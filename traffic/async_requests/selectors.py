@@ -145,7 +145,7 @@ def _answer_json(request: AsyncRequest) -> dict[str, Any] | None:
         return None
     try:
         body = json.loads(bytes(request.answer))
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
     return {"status_code": request.status, "body": body}
 

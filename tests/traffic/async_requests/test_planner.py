@@ -34,6 +34,7 @@ from traffic.async_requests.planner import (
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 SETTINGS = AsyncSettings(first_retry_s=1.0, longest_retry_s=8.0, max_failures=3)
 OK = b'{"choices":[]}'
+DEEP = b"[" * 100_000 + b"]" * 100_000
 
 
 def verdict_of(
@@ -51,6 +52,10 @@ def verdict_of(
     ("received", "state", "wait_s"),
     [
         (AttemptResponse(200, OK), "done", 0.0),
+        (AttemptResponse(200, '{"choices":[{"logprob":NaN,"text":"\u00e9"}]}'.encode()), "done", 0.0),
+        (AttemptResponse(200, b'{"choices":"\xff"}'), "queued", 1.0),
+        (AttemptResponse(200, b'{"choices":' + DEEP + b"}"), "queued", 1.0),
+        (AttemptResponse(400, b'{"error":' + DEEP + b"}"), "failed", 0.0),
         (AttemptResponse(200, b'{"choices":['), "queued", 1.0),
         (AttemptResponse(200, b"[]"), "queued", 1.0),
         (AttemptResponse(400, b'{"error":{"message":"no"}}'), "failed", 0.0),

@@ -62,7 +62,7 @@ def _answer_of(request: AsyncRequest) -> object:
         return None
     try:
         return json.loads(bytes(request.answer))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
