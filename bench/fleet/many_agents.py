@@ -185,6 +185,14 @@ class Bench:
     def tries(self) -> int:
         return sum(reader.newest.tries for reader in self.readers)
 
+    def wait_for_start(self) -> float:
+        """Waits until every process has prepared its agents, about 1 ms for each. Returns the Unix time."""
+        while not all(reader.newest.at for reader in self.readers):
+            if any(process.poll() is not None for process in self.processes):
+                raise SystemExit("a process of agents has ended")
+            time.sleep(0.1)
+        return time.time()
+
     def wait_for_all(self, since: float, within_s: float = BACK_WITHIN_S) -> tuple[float, float]:
         """Returns the seconds from `since` (Unix time) until all are connected, and until a later report of each is
         stored; `within_s` if that takes longer. Connections from before a kill do not count, because web answers by
@@ -301,7 +309,6 @@ def _connected_agents(
 ) -> Iterator[Bench]:
     from fleet.deployments.services.large_demo import LOAD
 
-    began = time.time()
     ramp_s = options.agents / options.ramp
     group = AgentGroup(
         server="",
@@ -316,6 +323,7 @@ def _connected_agents(
     )
     bench = Bench(max(options.processes, options.webs), plane, servers_pid, group)
     try:
+        began = bench.wait_for_start()
         connected_s, reported_s = bench.wait_for_all(began, ramp_s + BACK_WITHIN_S)
         print(
             f"{options.agents} agents, {options.webs} web, load average {os.getloadavg()[0]:.1f}: all connected after "

@@ -232,6 +232,7 @@ def status_of(agents: list[SimulatedAgent]) -> GroupStatus:
 
 def main() -> None:
     agents = agents_of(msgspec.json.decode(sys.stdin.buffer.read(), type=AgentGroup))
+    os.nice(NICENESS)
     while True:
         agents[0].network.run(STATUS_EVERY_S)
         sys.stdout.buffer.write(msgspec.json.encode(status_of(agents)) + b"\n")
@@ -242,7 +243,6 @@ if __name__ == "__main__":
     logging.disable()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    os.nice(NICENESS)
     gc.disable()  # collections over thousands of agents cost CPU time that separate agents would not need
     with suppress(KeyboardInterrupt):
         main()
