@@ -15,7 +15,7 @@ import msgspec
 from engine_agent.cell_proxy import refusal as refusals
 from engine_agent.cell_proxy.prefix_index import MATCHED_HEADER, PREFIXES_HEADER, RequestPrefixes, read_prefixes
 from engine_agent.cell_proxy.refusal import Refusal
-from engine_agent.protocol.continuation import CONTINUATION_HEADER, REPLAYED_HEADER
+from engine_agent.protocol.continuation import CONTINUATION_HEADER, COUNTED_HEADER, REPLAYED_HEADER
 from engine_agent.protocol.load_messages import OTHER_TENANTS
 from engine_agent.protocol.request_limits import DEFAULT_LIMITS, RequestLimits, limits_from_text
 from engine_agent.protocol.states import Phase, ServingClass
@@ -77,7 +77,9 @@ class RequestMetadata(msgspec.Struct, frozen=True):
     is_marked: bool = False
     """A relay requested marks, to continue the stream elsewhere."""
     replayed: int | None = None
-    """Tokens of a stream that this request continues. Another cell has counted them, and the prompt."""
+    """Tokens of a stream that this request continues."""
+    counted: int | None = None
+    """Of these tokens, those that other cells have counted, with the prompt. None: none has counted anything."""
 
 
 class BadHeader(ValueError):
@@ -119,12 +121,16 @@ def read_metadata(named: Mapping[bytes, bytes], now: float) -> RequestMetadata:
     )
 
 
-def _continuation(named: Mapping[bytes, bytes]) -> tuple[bool, int | None]:
-    """Whether a relay requested marks, and how many tokens it repeats."""
+def _continuation(named: Mapping[bytes, bytes]) -> tuple[bool, int | None, int | None]:
+    """Whether a relay requested marks, how many tokens it repeats, and how many of them are counted."""
     if named.get(CONTINUATION_HEADER) != b"on":
-        return False, None
-    replayed = named.get(REPLAYED_HEADER, b"")
-    return True, int(replayed) if _TOKENS.fullmatch(replayed) else None
+        return False, None, None
+    return True, _tokens(named, REPLAYED_HEADER), _tokens(named, COUNTED_HEADER)
+
+
+def _tokens(named: Mapping[bytes, bytes], name: bytes) -> int | None:
+    stated = named.get(name, b"")
+    return int(stated) if _TOKENS.fullmatch(stated) else None
 
 
 def _unquoted(value: bytes) -> str:

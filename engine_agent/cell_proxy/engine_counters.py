@@ -155,8 +155,10 @@ class TokenChecker:
 
     def _compare(self, engine: TokenTotals) -> None:
         meter, now_s = self._cell.meter, self._now_s()
-        # An engine counts repeated tokens, with their prompt, as a prompt. Another cell has counted both.
-        engine -= TokenTotals(meter.probes.prompt_tokens + meter.replayed_total, meter.probes.completion_tokens)
+        # An engine counts repeated tokens, with their prompt, as a prompt.
+        engine -= TokenTotals(
+            meter.probes.prompt_tokens + meter.replayed_total, meter.probes.completion_tokens - meter.recounted_total
+        )
         counted = TokenTotals(meter.prompt_tokens_total, meter.tokens_total)
         unknown = (meter.probes.unknown, meter.unreported_total)
         if unknown != self._unknown or self._has_restarted(engine):

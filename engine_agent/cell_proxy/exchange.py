@@ -32,12 +32,15 @@ from engine_agent.cell_proxy.wire import (
     response_bytes,
     response_head,
 )
-from engine_agent.protocol.continuation import LEAVING_MARK, broken_mark
+from engine_agent.protocol.continuation import LEAVING_MARK, SILENT_MARK, broken_mark
 from engine_agent.protocol.proxy_messages import INGRESS_HEADER
 from engine_agent.protocol.states import Phase, ServingClass
 
 LEAVES_WITHIN_S = 1.0
 """How long a stream pauses for a relay to move it, when the cell drains."""
+LEAVES_SILENCE_AFTER_S = 12.0
+"""Shorter than a relay waits for a cell that is silent (`engine_agent.relay.continuable.STALLED_AFTER_S`). An engine
+that reads other long prompts is silent for seconds."""
 _BROKEN = frozenset({RequestOutcome.ENGINE_ERROR, RequestOutcome.PROXY_ERROR})
 
 
@@ -128,8 +131,11 @@ class Exchange:
 
     @contained
     def check(self, now: float) -> None:
-        """Gives up an engine that is silent for too long, sooner while it is unhealthy."""
+        """Gives up an engine that is silent for too long, sooner while it is unhealthy. A stream that can continue
+        leaves it before, so that the relay knows that this proxy works and counts the stream up to here."""
         silence_s = now - self._last_byte_at
+        if silence_s >= LEAVES_SILENCE_AFTER_S and self._response_begun and not self._download_paused:
+            self._leave(SILENT_MARK)
         if self._download_paused or silence_s < self._limits.abandon_after_s:
             return
         if silence_s >= self._limits.response_silence_s:
@@ -141,10 +147,15 @@ class Exchange:
     def leave(self) -> None:
         """Tells the relay that the stream may continue elsewhere, and waits a moment for it to do so. Then the answer
         ends with the last mark, and no token is generated twice."""
-        if self._record.has_left or self._ended or not (self._chunked and self._record.can_continue):
+        self._leave(LEAVING_MARK)
+
+    def _leave(self, mark: bytes) -> None:
+        is_told = self._record.left_for_s() < LEAVES_SILENCE_AFTER_S
+        if is_told or self._ended or not (self._chunked and self._record.can_continue):
             return
-        self._record.has_left = self._is_leaving = True
-        self._client.write(chunk(LEAVING_MARK + b"\n"))
+        self._record.leave()
+        self._is_leaving = True
+        self._client.write(chunk(mark + b"\n"))
         self._govern_engine()
         asyncio.get_running_loop().call_later(LEAVES_WITHIN_S, self._stay)
 

@@ -36,8 +36,8 @@ class MarkCount:
         return Usage(self.prompt or 0, self.tokens)
 
 
-def fresh(usage: Usage, replayed: int | None) -> Usage:
-    """The part of a usage that no other cell has counted: without the prompt and the repeated tokens."""
-    if replayed is None:
+def fresh(usage: Usage, counted: int | None) -> Usage:
+    """The part of a usage that no other cell has counted. `counted`: tokens that others have, with the prompt."""
+    if counted is None:
         return usage
-    return replace(usage, prompt=0, completion=max(0, usage.completion - replayed), cached=0)
+    return replace(usage, prompt=0, completion=max(0, usage.completion - counted), cached=0)

@@ -220,7 +220,9 @@ class Meter:
         self.unreported_total = 0
         """Requests without usage reported by an engine."""
         self.replayed_total = 0
-        """Tokens that the engine read as prompts, and that another cell has counted."""
+        """Tokens that the engine read as prompts, and that are no prompt or that another cell has counted."""
+        self.recounted_total = 0
+        """Generated tokens of other cells that this one counted, because those failed before they could."""
         self._tokens = SlidingSum()
         self._started_at = started_at
         self._sized_bytes = self._sized_tokens = 0
@@ -239,7 +241,7 @@ class Meter:
         for each in (meter, row):
             each.in_flight += 1
         meter.requests_total += 1
-        row.requests_total += 1
+        row.requests_total += metadata.replayed is None  # the first cell has counted the request
         return row
 
     def refused(self, metadata: RequestMetadata, code: str) -> None:

@@ -44,6 +44,8 @@ CLIENT_GONE_STATUS = 499
 RETRIED_STATUS = 503
 """The ingress tries another cell after it."""
 NO_USAGE = Usage(0, 0)
+MOVES_WITHIN_S = 31.0
+"""A little longer than a relay looks for another cell (`engine_agent.relay.continuable.CONTINUES_WITHIN_S`)."""
 _NO_ANSWER = TokenCount(Counting.NOTHING, streaming=False)
 """Of requests without an answer so far. Nothing is added to it."""
 MAX_NAME_CHARS = 64
@@ -72,8 +74,9 @@ class RequestRecord:
         self.metadata = RequestMetadata()
         self.cached_elsewhere: int | None = None
         """Tokens of its prompt that were in the cache of the prefill cell that read it; None if none did."""
-        self.has_left = False
-        """Its stream was told to continue at another cell."""
+        self._left_at = -MOVES_WITHIN_S
+        """When its stream was told to continue at another cell."""
+        self._left_usage = NO_USAGE
         self._marks: MarkCount | None = None
         self._counting = counting_of(head.method, head.path)
         self._tokens = _NO_ANSWER
@@ -174,7 +177,8 @@ class RequestRecord:
         if self._is_to_be_asked_for(ending, is_whole=is_whole):
             self._cell.settle_later(self._ask_and_settle(self._row, ending))
         else:
-            self._settle(self._row, ending, self._known_usage())
+            moved = outcome is RequestOutcome.MOVED
+            self._settle(self._row, ending, self._left_usage if moved else self._known_usage())
 
     def _known_usage(self) -> Usage:
         """What the answer states: its usage, or else its marks."""
@@ -182,6 +186,20 @@ class RequestRecord:
         if reported is not None:
             return Usage(reported.prompt, reported.completion, reported.cached)
         return NO_USAGE if self._marks is None else self._marks.usage()
+
+    @property
+    def has_left(self) -> bool:
+        """The relay was told that the stream may continue elsewhere, and may do so."""
+        return self.left_for_s() < MOVES_WITHIN_S
+
+    def left_for_s(self) -> float:
+        """Seconds since the relay was told."""
+        return monotonic() - self._left_at
+
+    def leave(self) -> None:
+        """The relay is told. If the stream continues elsewhere, it does so from here, whatever is sent meanwhile."""
+        self._left_at = monotonic()
+        self._left_usage = NO_USAGE if self._marks is None else self._marks.usage()
 
     @property
     def can_continue(self) -> bool:
@@ -222,13 +240,21 @@ class RequestRecord:
         if self.cached_elsewhere is not None:  # its engine counts all tokens from the prefill cell as cached
             usage = structs.replace(usage, cached=min(usage.cached, self.cached_elsewhere))
         counted = self._cell.meter.settled(
-            self.metadata, row, fresh(usage, self.metadata.replayed), body_bytes=self._upload.size_bytes
+            self.metadata, row, fresh(usage, self.metadata.counted), body_bytes=self._upload.size_bytes
         )
-        if self.metadata.replayed is not None and usage.prompt:
-            self._cell.meter.replayed_total += usage.prompt + self.metadata.replayed
-        if not usage.estimated:
+        if self.metadata.replayed is not None:  # its cached tokens are those of the first run
+            self._count_replay(self.metadata.replayed, usage)
+            self._cell.cache.settle(self._head.exchange, self.metadata, None, 0)
+        elif not usage.estimated:
             self._cell.cache.settle(self._head.exchange, self.metadata, usage.prompt, usage.cached)
         self._write(ending, counted)
+
+    def _count_replay(self, replayed: int, usage: Usage) -> None:
+        """Notes how the engine's counters differ from what this cell counts. An engine that failed has read nothing."""
+        meter, counted = self._cell.meter, self.metadata.counted
+        if usage.prompt:
+            meter.replayed_total += replayed if counted is None else replayed + usage.prompt
+            meter.recounted_total += max(0, min(replayed, usage.completion) - (counted or 0))
 
     def _write(self, ending: "Ending", usage: Usage) -> None:
         if self._span is not None:

@@ -7,7 +7,13 @@ from http import HTTPStatus
 
 from engine_agent.cell_proxy.refusal import ERROR_HEADER, RETRY_AFTER_S, RETRY_HEADER, Refusal, error_body
 from engine_agent.protocol.api_surface import ErrorForm
-from engine_agent.protocol.continuation import AVOIDED_HEADER, CONTINUATION_HEADER, REPLAYED_HEADER, VERSION_HEADER
+from engine_agent.protocol.continuation import (
+    AVOIDED_HEADER,
+    CONTINUATION_HEADER,
+    COUNTED_HEADER,
+    REPLAYED_HEADER,
+    VERSION_HEADER,
+)
 from engine_agent.protocol.proxy_messages import EXCHANGE_HEADER, INGRESS_HEADER
 
 Headers = list[tuple[bytes, bytes]]
@@ -34,6 +40,7 @@ _FOR_THE_CELL = {
     b"x-switchyard-cache-prefixes",
     b"x-switchyard-class",
     CONTINUATION_HEADER,
+    COUNTED_HEADER,
     b"x-switchyard-deadline-ms",
     b"x-switchyard-deployment",
     b"x-switchyard-handover",

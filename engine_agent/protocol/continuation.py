@@ -5,7 +5,8 @@ A mark is a comment line of server-sent events before the event that it belongs 
 its length in tokens, a digest of their ids, and how many of them the engine found in its cache (absent: none).
 `: tokens 1,2` lists the ids that the engine processed since the last mark. `: broken CODE` says that the stream ends
 here because its cell failed; the events that follow are for clients whose stream cannot continue. `: leaving` says that
-the cell drains, and that the stream may continue elsewhere."""
+the stream may continue elsewhere, because the cell drains or for the reason that follows. With both the cell counts the
+tokens up to there; a cell that falls silent counts none."""
 
 import hashlib
 import re
@@ -20,7 +21,10 @@ from msgspec import Meta, Struct
 CONTINUATION_HEADER: Final = b"x-switchyard-continuation"
 """`on`: the stream has marks. Only a relay may send it."""
 REPLAYED_HEADER: Final = b"x-switchyard-replayed"
-"""On a repeated request: how many tokens its client has. Another cell has counted them, and the prompt."""
+"""On a repeated request: how many tokens its client has."""
+COUNTED_HEADER: Final = b"x-switchyard-replay-counted"
+"""On a repeated request: how many of these tokens other cells have counted, with the prompt. Without it none has
+counted anything, because the proxies of the previous cells did not say that their streams ended."""
 AVOIDED_HEADER: Final = b"x-switchyard-avoided"
 """On a repeated request: servers that it may not go to, separated by commas."""
 VERSION_HEADER: Final = b"x-switchyard-version"
@@ -36,6 +40,7 @@ PROMPT_MARK: Final = b": prompt "
 TOKENS_MARK: Final = b": tokens "
 BROKEN_MARK: Final = b": broken "
 LEAVING_MARK: Final = b": leaving\n"
+SILENT_MARK: Final = b": leaving engine_silent\n"
 MOST_TOKENS: Final = 262_144
 """Of one replay."""
 DIGEST_DIGITS: Final = 16

@@ -3,6 +3,7 @@ request for marks. `failover` finds a further run for a stream that breaks, leav
 streamed is kept until it is whole, and its request is repeated instead."""
 
 import asyncio
+import re
 from typing import Final
 
 from engine_agent.cell_proxy.api_paths import form_of
@@ -30,12 +31,18 @@ MOST_WHOLE_BYTES: Final = 256 * 1024
 """An answer up to here is kept until it is whole. The rest of a longer one passes, and is not repeated."""
 MOST_OPENING_BYTES: Final = 64 * 1024
 """Of the first event, which the failure event of Responses repeats, with the request's instructions and tools."""
+_CODE: Final = re.compile(rb"[a-z_]{1,40}")
 MOST_REPEATS: Final = 2
 """Of a request whose client has nothing of its answer."""
 
 
 def _failed(code: str) -> Refusal:
     return Refusal(502, code, "the cell of this stream failed, and no other cell could continue it")
+
+
+def _reason(code: bytes) -> str:
+    """A code of a cell as the name of a count."""
+    return code.decode() if _CODE.fullmatch(code) else "unknown"
 
 
 class Exchange:
@@ -194,13 +201,12 @@ class Exchange:
                 self._write(shown, complete=False)
             if complete:
                 run.end()
-                self._break(stream.broken.decode("latin-1"))
+                self._break(_reason(stream.broken))
             return
         if shown or complete:
             self._write(shown, complete=complete)
-        if stream is not None and stream.is_leaving and not complete and not self._ended:
-            stream.is_leaving = False
-            self._leave("leaving")
+        if stream is not None and stream.leaving and not complete and not self._ended:
+            self._leave(_reason(stream.leaving))
 
     def _marked(self, stream: MarkedStream, body: bytes) -> bytes:
         """The part of a piece that the client gets. Marks that are none end the continuation, not the stream."""

@@ -57,6 +57,10 @@ class Failover:
         """When the stream left a server, by name."""
         self._why, self._began_at = "", 0.0
         self._attempt_number = 0
+        self._counted: int | None = None
+        """Tokens that cells have counted for the tenant, with the prompt. None: no cell has. A cell that says that it
+        breaks or leaves counts up to there; one that dies with its proxy counts nothing, and the next one does."""
+        self._counted_before: int | None = None
 
     @property
     def is_searching(self) -> bool:
@@ -67,6 +71,8 @@ class Failover:
         """The stream breaks (`is_dead`), or leaves a cell that still works, whose run can resume. `body`: of its
         request, if it was kept. `limit`: why this request cannot continue, empty if it can."""
         self._why, self._old, self._began_at = why, old, monotonic()
+        self._counted_before = self._counted
+        self._note_counted(old)
         if is_dead:
             self._deaths += 1
             self._avoid(old)
@@ -75,7 +81,7 @@ class Failover:
             old.pause()
         if code := limit or self._why_not(body):
             self._meter.refused[code] += 1
-            self._exchange.stay(code)
+            self._stay(code)
             return
         self._body = body or b""
         self._task = asyncio.get_running_loop().create_task(self._continue())
@@ -115,7 +121,20 @@ class Failover:
             await asyncio.sleep(continuable.AGAIN_AFTER_S)
         if code:
             self._task = None
-            self._exchange.stay(code)
+            self._stay(code)
+
+    def _stay(self, code: str) -> None:
+        """A cell that keeps its stream counts it later."""
+        self._counted = self._counted_before
+        self._exchange.stay(code)
+
+    def _note_counted(self, run: Run) -> None:
+        stream = run.stream
+        if stream is None:
+            return
+        if stream.prompt and (stream.broken or stream.leaving):
+            self._counted = max(self._counted or 0, stream.tokens if stream.broken else stream.leaving_at)
+        stream.leaving = b""
 
     async def _attempt(self) -> str:
         """Sends the stream to another cell. Returns why no cell continues it; empty once one does."""
@@ -125,7 +144,9 @@ class Failover:
         try:
             groups = groups_of(bytes(old.marks))
             version, deployment = self._old.header(VERSION_HEADER), self._old.header(DEPLOYMENT_HEADER)
-            repeat = Repeat(self._attempt_number, version, deployment, self._avoided(), old.prompt, groups)
+            repeat = Repeat(
+                *(self._attempt_number, version, deployment, self._avoided(), old.prompt, groups, self._counted)
+            )
             connection = self._pool.take() or await self._pool.connect()
         except Diverged:
             return "diverged"
@@ -145,6 +166,9 @@ class Failover:
         if code:
             self.next = None
             self._avoid(run)
+            self._note_counted(run)
+            if run.is_connected and (run.response is None or run.response.status == 200):
+                self._counted = max(self._counted or 0, repeat.tokens)  # a cell whose request is aborted counts it
             run.end()
         return code
 

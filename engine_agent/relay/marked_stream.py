@@ -30,7 +30,7 @@ class MarkedStream:
 
     __slots__ = (
         *("_dialect", "_expected", "_is_inside", "_rest", "_seen", "_shown", "_skips"),
-        *("broken", "events", "farewell", "is_leaving", "is_whole", "last", "marks", "prompt", "replaced"),
+        *("broken", "events", "farewell", "is_whole", "last", "leaving", "leaving_at", "marks", "prompt", "replaced"),
     )
 
     def __init__(
@@ -57,7 +57,10 @@ class MarkedStream:
         """The code by which the cell says that it failed."""
         self.farewell = b""
         """The events after that code, for a client whose stream cannot continue."""
-        self.is_leaving = False
+        self.leaving = b""
+        """Why the cell says that the stream may continue elsewhere."""
+        self.leaving_at = 0
+        """Tokens before the last such mark."""
         self.is_whole = True
         """Whether marks and events were kept completely, so that the stream can continue."""
 
@@ -65,6 +68,11 @@ class MarkedStream:
     def is_ahead(self) -> bool:
         """Whether the client gets what arrives now."""
         return self.events >= self._skips
+
+    @property
+    def tokens(self) -> int:
+        """Of all whole events, for marks that are lists of ids."""
+        return self.marks.count(b",") + self.marks.count(GROUP_END)
 
     @property
     def at_boundary(self) -> bool:
@@ -134,8 +142,8 @@ class MarkedStream:
             self.prompt = line[len(PROMPT_MARK) :].replace(b" ", b":")
         elif line.startswith(BROKEN_MARK):
             self.broken = line[len(BROKEN_MARK) :][:64]
-        elif line == _LEAVING:
-            self.is_leaving = True
+        elif line.startswith(_LEAVING):
+            self.leaving, self.leaving_at = line[len(_LEAVING) :].strip()[:40] or b"leaving", self.tokens
         else:
             return line + b"\n"
         return b""

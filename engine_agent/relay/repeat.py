@@ -14,6 +14,7 @@ from engine_agent.protocol.continuation import (
     AVOIDED_HEADER,
     CONTINUATION_HEADER,
     CONTINUATION_MEMBER,
+    COUNTED_HEADER,
     REPLAYED_HEADER,
     SERVER_HEADER,
     VERSION_HEADER,
@@ -29,13 +30,14 @@ _CONNECTION: Final = frozenset(
     {b"connection", b"content-length", b"expect", b"keep-alive", b"proxy-connection", b"te", b"trailer"}
     | {b"transfer-encoding", b"upgrade"}
 )
-_OWN: Final = frozenset({CONTINUATION_HEADER, REPLAYED_HEADER, AVOIDED_HEADER, VERSION_HEADER})
+_OWN: Final = frozenset({CONTINUATION_HEADER, REPLAYED_HEADER, COUNTED_HEADER, AVOIDED_HEADER, VERSION_HEADER})
 _FOR_THE_RELAY: Final = frozenset({VERSION_HEADER, SERVER_HEADER})
 
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """The additions to a request that is repeated. `pool`, `version` and `avoided`: where it may go."""
+    """The additions to a request that is repeated. `pool`, `version` and `avoided`: where it may go. `counted`: as
+    `COUNTED_HEADER`."""
 
     number: int
     version: bytes
@@ -43,6 +45,7 @@ class Repeat:
     avoided: tuple[bytes, ...] = ()
     prompt: bytes = b""
     groups: tuple[tuple[int, ...], ...] | list[list[int]] = ()
+    counted: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -59,6 +62,8 @@ def repeated_request(head: RequestHead, body: bytes, repeat: Repeat) -> bytes:
     body = with_members(body, b'"%b":%b' % (CONTINUATION_MEMBER.encode(), msgspec.json.encode(member)))
     named = dict(head.headers)
     own = [(CONTINUATION_HEADER, b"on"), (REPLAYED_HEADER, b"%d" % repeat.tokens), (VERSION_HEADER, repeat.version)]
+    if repeat.counted is not None:
+        own.append((COUNTED_HEADER, b"%d" % repeat.counted))
     if repeat.avoided:
         own.append((AVOIDED_HEADER, b",".join(repeat.avoided)))
     replaced = {ATTEMPT_HEADER, BODY_DIGEST_HEADER}

@@ -59,6 +59,10 @@ class Run:
     def upstream_failed(self, fault: UpstreamFault, reason: str) -> None:
         self._exchange.run_failed(self, fault)
 
+    @property
+    def is_connected(self) -> bool:
+        return self.connection is not None
+
     def header(self, name: bytes) -> bytes:
         return dict(self.response.headers).get(name, b"") if self.response is not None else b""
 

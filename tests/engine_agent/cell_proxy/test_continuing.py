@@ -2,12 +2,15 @@
 cell failed or leaves, and what each cell counts."""
 
 import asyncio
+import contextlib
 import json
 from collections.abc import Mapping
+from time import monotonic
 from typing import Any
 
 import pytest
 
+from engine_agent.cell_proxy import refusal
 from engine_agent.protocol.states import Phase
 from tests.engine_agent.cell_proxy.engine import DONE, STREAM_HEAD, Turn, chunk
 from tests.engine_agent.cell_proxy.http_stream import Message, read_chunk, read_head, read_message, request
@@ -20,6 +23,8 @@ PATH = "/v1/completions"
 BODY = {"model": "tiny", "prompt": "x", "stream": True}
 ON = {"x_switchyard_continuation": "on", "x_switchyard_tenant": "acme"}
 CONTINUATION = {"prompt": "7:0", "groups": [[0], [1]]}
+REPEATED = {**BODY, "switchyard_continuation": CONTINUATION}
+REPLAYED = {"x_switchyard_replayed": "2", **ON}
 USAGE = b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5}}\n\n'
 
 
@@ -70,13 +75,14 @@ async def test_without_a_relay_a_broken_stream_ends_with_an_error() -> None:
 
 async def test_a_continued_stream_counts_what_no_other_cell_has_counted() -> None:
     async with proxy_of(finishes, replays=True) as proxy:
-        await ask(proxy, {**BODY, "switchyard_continuation": CONTINUATION}, x_switchyard_replayed="2", **ON)
+        await ask(proxy, REPEATED, **REPLAYED, x_switchyard_replay_counted="2")
         assert await counted(proxy) == (0, 3)
         assert proxy.cell.meter.tokens_total == 3
-        assert proxy.cell.meter.replayed_total == 9
+        assert (proxy.cell.meter.replayed_total, proxy.cell.meter.recounted_total) == (9, 0)
+        assert sum(row.requests_total for row in proxy.cell.meter.usage.rows()) == 0, "the first cell counted it"
         sent = proxy.engine.requests[-1]
         assert sent.headers["x-switchyard-continuation"] == "on"
-        assert "x-switchyard-replayed" not in sent.headers
+        assert not {"x-switchyard-replayed", "x-switchyard-replay-counted"} & sent.headers.keys()
         assert sent.json()["switchyard_continuation"] == CONTINUATION
 
 
@@ -86,8 +92,19 @@ async def test_a_continued_stream_that_breaks_again_counts_its_own_part() -> Non
         turn.die()
 
     async with proxy_of(again, replays=True) as proxy:
-        await ask(proxy, {**BODY, "switchyard_continuation": CONTINUATION}, x_switchyard_replayed="2", **ON)
+        await ask(proxy, REPEATED, **REPLAYED, x_switchyard_replay_counted="2")
         assert await counted(proxy) == (0, 2)
+
+
+@pytest.mark.parametrize(("before", "tokens"), [({}, (7, 5)), ({"x_switchyard_replay_counted": "1"}, (0, 4))])
+async def test_a_continued_stream_counts_what_a_cell_without_power_could_not(
+    before: dict[str, str], tokens: tuple[int, int]
+) -> None:
+    async with proxy_of(finishes, replays=True) as proxy:
+        await ask(proxy, REPEATED, **REPLAYED, **before)
+        assert await counted(proxy) == tokens
+        assert proxy.cell.meter.recounted_total == tokens[1] - 3, "the engine generated 3"
+        assert proxy.cell.meter.replayed_total == 2 + 7 - tokens[0]
 
 
 @pytest.mark.parametrize("headers", [{}, ON, {"x_switchyard_replayed": "2"}])
@@ -135,6 +152,52 @@ async def test_a_cell_that_drains_lets_its_streams_leave_and_counts_up_to_there(
         writer.close()
         assert await counted(proxy) == (7, got.count(b": tokens"))
         assert not any(row.cancelled_total for row in proxy.cell.meter.usage.rows())
+
+
+async def test_at_the_drain_deadline_a_stream_that_did_not_leave_breaks_for_the_relay() -> None:
+    async def endless(turn: Turn) -> None:
+        await turn.send(STREAM_HEAD + chunk(OPENING))
+        await turn.gone.wait()
+
+    async with proxy_of(endless, replays=True) as proxy:
+        reader, writer = await proxy.send(request(PATH, json.dumps(BODY).encode(), **ON))
+        await read_head(reader)
+        await read_chunk(reader)
+        for each in tuple(proxy.cell.in_flight):
+            each.cut(refusal.stopping())
+        assert (await read_chunk(reader)).startswith(b"\n\n: broken ")
+        writer.close()
+        assert await counted(proxy) == (7, 1)
+
+
+async def test_a_silent_stream_is_left_by_a_proxy_that_works_and_counts_up_to_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("engine_agent.cell_proxy.exchange.LEAVES_SILENCE_AFTER_S", 0.02)
+    monkeypatch.setattr("engine_agent.cell_proxy.exchange.LEAVES_WITHIN_S", 0.02)
+
+    async def hangs(turn: Turn) -> None:
+        await turn.send(STREAM_HEAD + chunk(OPENING))
+        await left.wait()
+        await turn.send(chunk(event(1) + event(2)))
+        await turn.gone.wait()
+
+    left = asyncio.Event()
+    async with proxy_of(hangs, replays=True) as proxy:
+        reader, writer = await proxy.send(request(PATH, json.dumps(BODY).encode(), **ON))
+        await read_head(reader)
+        got = await read_chunk(reader)
+        while not got.endswith(b": leaving engine_silent\n\n"):
+            for each in tuple(proxy.cell.in_flight):
+                each.check(monotonic())
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(0.01):
+                    got += await read_chunk(reader)
+        left.set()
+        while not got.endswith(event(2)):
+            got += await read_chunk(reader)
+        writer.close()
+        assert await counted(proxy) == (7, 1), "the relay continues from where it was told to leave"
 
 
 async def test_a_stream_that_stays_resumes_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import pytest
 
 from engine_agent.ingress.relay_processes import read_counts
-from engine_agent.protocol.ingress_messages import Affinity
+from engine_agent.protocol.ingress_messages import Affinity, PoolAdapter, cell_server_name
 from tests.engine_agent.cell_proxy.proxy_process import until
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
@@ -71,6 +72,22 @@ async def test_a_stream_continues_at_a_cell_of_its_version(ingress: RunningIngre
         assert not replays[other]
         assert {r.headers["x-switchyard-replayed"] for r in replays[second]} == {"3"}
         assert (await continued(socket)) == len(replays[second]) == len(first.requests)
+
+
+async def test_a_stream_of_an_adapter_continues_only_where_the_adapter_is(ingress: RunningIngress) -> None:
+    async with cells("1", "1", "1") as (first, second, without):
+        starts = tuple(cell_server_name(each.name, each.generation) for each in (first, second))
+        served = pool(first, second, without, continues=True, affinity=Affinity())
+        await ingress.route(msgspec.structs.replace(served, adapters=(PoolAdapter("tuned", "demo", starts),)))
+        await has_relay(ingress)
+        first.dies_after = 3
+        for number in range(6):
+            answer = await ingress.http.post("/v1/chat/completions", json={**STREAM, "model": "tuned", "seed": number})
+            assert words_of(answer.content) == WHOLE
+        assert first.requests
+        assert not without.requests
+        replays = [each for each in second.requests if "x-switchyard-replayed" in each.headers]
+        assert {each.headers["x-switchyard-adapter"] for each in replays} == {"tuned"}
 
 
 async def test_without_another_cell_of_its_version_a_stream_ends_with_an_error(ingress: RunningIngress) -> None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from engine_agent.protocol.continuation import broken_mark, tokens_mark
+from engine_agent.protocol.continuation import broken_mark, prompt_mark, tokens_mark
 from engine_agent.relay import continuable, server
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.relay.rig import (
     CHAT,
+    PROMPT,
     WORDS,
     Request,
     Rig,
@@ -68,6 +69,8 @@ def test_a_stream_continues_at_another_cell(tmp_path: Path, upto: int, ending: b
         assert again.headers["x-switchyard-pool"] == "pool.demo"
         why = "engine_died" if ending else "connection_lost"
         assert rig.counts[f"continued:{why}"] == 1
+        counted = again.headers.get("x-switchyard-replay-counted")
+        assert counted == (str(upto) if ending else None), "a cell that dies with its proxy counts nothing"
 
     play(tmp_path, cell("a", upto, ending=ending), cell("b", created=2), then=check)
 
@@ -174,6 +177,49 @@ def test_a_silent_stream_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert rig.counts["continued:stalled"] == 1
 
     play(tmp_path, stalls, cell("b"), then=check)
+
+
+def test_each_token_is_counted_by_one_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host without power, an engine that dies, a cell that drains, and a cell whose answer is dropped."""
+    monkeypatch.setattr(continuable, "STALLED_AFTER_S", 0.1)
+    ending = broken_mark("engine_died") + FAREWELL
+
+    async def powerless(_request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(head("a") + chunked(b"".join([prompt_mark(PROMPT), event(0), event(1)])))
+        await writer.wait_closed()
+
+    async def drains(_request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(head("c") + chunked(b"".join([prompt_mark(PROMPT), *map(event, range(5)), b": leaving\n\n"])))
+        await writer.wait_closed()
+
+    async def lies(_request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(head("d") + chunked(prompt_mark(PROMPT) + event(1) + event(2) * 9))
+        await writer.wait_closed()
+
+    async def check(rig: Rig) -> None:
+        assert await rig.text() == WORDS
+        sent = [
+            (each.headers.get("x-switchyard-replayed"), each.headers.get("x-switchyard-replay-counted"))
+            for each in rig.requests
+        ]
+        assert sent == [(None, None), ("2", None), ("4", "4"), ("4", "4"), ("5", "5"), ("6", "5")]
+
+    cells = powerless, cell("b", 4, ending=ending), lies, drains, cell("e", 6), cell("f")
+    play(tmp_path, *cells, then=check)
+
+
+def test_a_cell_that_keeps_its_stream_counts_it_later(tmp_path: Path) -> None:
+    async def stays(_request: Request, writer: asyncio.StreamWriter) -> None:
+        writer.write(head("a") + chunked(prompt_mark(PROMPT) + event(0)) + chunked(b": leaving\n\n" + event(1)))
+        await writer.drain()
+        await asyncio.sleep(0.05)
+        writer.close()
+
+    async def check(rig: Rig) -> None:
+        assert await rig.text() == WORDS
+        assert [each.headers.get("x-switchyard-replay-counted") for each in rig.requests] == [None, "1", None]
+
+    play(tmp_path, stays, refusing(503), cell("b"), then=check)
 
 
 def test_an_answer_that_is_not_streamed_is_repeated(tmp_path: Path) -> None:

@@ -10,6 +10,8 @@ import pytest
 from engine_agent.engines.artifacts import describe_folder, write_manifest
 from engine_agent.protocol.messages import Artifact
 from tests.asking import CLIENT
+from tests.engine_agent.engines.vllm.continuation.streams import marked
+from tests.engine_agent.engines.vllm.continuation.test_real_continuation import check_cuts
 from tests.engine_agent.engines.vllm.forks import Begin
 from tests.engine_agent.engines.vllm.running_cell import PROMPTS, TOKENS, plan_of, running_cell
 
@@ -58,12 +60,17 @@ def test_each_adapter_answers_as_its_weights_say_and_the_model_as_without_them(
             name: tuple(engine.complete(model=name, prompt=prompt, max_tokens=TOKENS)["text"] for prompt in prompts)
             for name in ("smollm2", *made, *made)
         }
+        body = {"model": "acme/1", "prompt": prompts[0], "max_tokens": TOKENS, "temperature": 0}
+        whole = marked(engine.url, "/v1/completions", body)
+        check_cuts("/v1/completions", body, whole, engine.url)
         listed = CLIENT.get(f"{engine.url}/v1/models").json()["data"]
         unknown = CLIENT.post(f"{engine.url}/v1/completions", json={"model": "acme/3", "prompt": "x"})
         load = {"lora_name": "x", "lora_path": made["acme/1"].uri.removeprefix("file://")}
         loading = CLIENT.post(f"{engine.url}/v1/load_lora_adapter", json=load)
     assert said["smollm2"] == tuple(texts[prompt] for prompt in prompts), "adapters change nothing for the model itself"
     assert len(set(said.values())) == 3
+    assert whole.status == 200
+    assert whole.groups, "streams of adapters have marks"
     assert [(each["id"], each["parent"]) for each in listed] == [
         ("smollm2", None),
         ("acme/1", "smollm2"),
