@@ -30,6 +30,7 @@ from traffic.routing.planning.recording import PUBLICATION
 from traffic.routing.selectors import RoutingCache
 from traffic.routing.services.ingresses import cloud_ingresses_ensure, ingresses_ensure
 from traffic.routing.services.tables import drained_cells_mark, tables_publish
+from traffic.streams.services import streams_trim
 from traffic.usage.services.budgets import budgets_follow
 from traffic.usage.services.counting import LeaderRows, usage_count, usage_trim
 from traffic.usage.services.export import usage_export_days
@@ -122,6 +123,7 @@ def trim_usage() -> None:
     usage_trim(now=clock.now())
     keys_retire(now=clock.now())
     demand_trim(now=clock.now())
+    streams_trim(now=clock.now())
     forecasts_trim(now=clock.now())
 
 

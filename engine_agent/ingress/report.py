@@ -19,8 +19,8 @@ from engine_agent.protocol.ingress_messages import (
     KeyCounts,
     PoolTraffic,
     Refusals,
-    StreamTotals,
 )
+from engine_agent.protocol.stream_counts import StreamTotals
 
 KEY_COUNTS_COMMAND = "show table keys"
 KEY_COUNTS_INTERVAL_S = 5.0

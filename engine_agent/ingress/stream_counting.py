@@ -6,15 +6,13 @@ import contextlib
 import logging
 import os
 import uuid
-from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 import msgspec
 from msgspec import Struct, field
 
-from engine_agent.protocol.ingress_messages import PoolStreams, StreamTotals
+from engine_agent.protocol.stream_counts import PoolStreams, StreamTotals, growth_of, sum_of
 from engine_agent.relay.meter import RelayCounts
 
 log = logging.getLogger(__name__)
@@ -26,7 +24,6 @@ TURN_S: Final = 15.0
 """Three times the interval at which the control plane reads reports, so that it misses none."""
 LIVES_KEPT: Final = 256
 """Relay processes whose counts are known. More are not running."""
-_Key = TypeVar("_Key", str, int)
 
 
 class _Stored(Struct):
@@ -80,35 +77,3 @@ class StreamCounting:
             return
         except (OSError, msgspec.DecodeError) as error:
             log.warning("%s cannot be read, counting begins anew: %s", self._path, error)
-
-
-def growth_of(now: PoolStreams, before: PoolStreams) -> PoolStreams:
-    """What was counted between two readings of one count."""
-    return PoolStreams(
-        relayed_total=max(0, now.relayed_total - before.relayed_total),
-        continued_total=_less(now.continued_total, before.continued_total),
-        cut_total=_less(now.cut_total, before.cut_total),
-        unable_total=_less(now.unable_total, before.unable_total),
-        repeated_total=max(0, now.repeated_total - before.repeated_total),
-        pauses=_less(now.pauses, before.pauses),
-    )
-
-
-def sum_of(one: PoolStreams, other: PoolStreams) -> PoolStreams:
-    return PoolStreams(
-        relayed_total=one.relayed_total + other.relayed_total,
-        continued_total=_more(one.continued_total, other.continued_total),
-        cut_total=_more(one.cut_total, other.cut_total),
-        unable_total=_more(one.unable_total, other.unable_total),
-        repeated_total=one.repeated_total + other.repeated_total,
-        pauses=_more(one.pauses, other.pauses),
-    )
-
-
-def _more(one: Mapping[_Key, int], other: Mapping[_Key, int]) -> dict[_Key, int]:
-    return dict(Counter(one) + Counter(other))
-
-
-def _less(now: Mapping[_Key, int], before: Mapping[_Key, int]) -> dict[_Key, int]:
-    left = {name: count - before.get(name, 0) for name, count in now.items()}
-    return {name: count for name, count in left.items() if count > 0}

@@ -7,6 +7,7 @@ from typing import Annotated, Final
 from msgspec import Meta, Struct, field
 
 from engine_agent.protocol.states import PlainHttp
+from engine_agent.protocol.stream_counts import StreamTotals
 
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """Counts are not negative and fit into a column of PostgreSQL."""
@@ -115,31 +116,6 @@ class Refusals(Struct, frozen=True):
     since: str
     codes: dict[str, dict[str, Count]]
     accounts: tuple[RefusedAccount, ...] = ()
-
-
-class PoolStreams(Struct, frozen=True, omit_defaults=True):
-    """Streams of a pool whose deployment lets them continue at other cells.
-
-    `relayed_total`: streams that passed a relay. `continued_total` by the reason why they left their cell. `cut_total`:
-    ended early, by the reason why no other cell continued them; `unable_total`: could not have continued, whatever
-    happened to them; both by code of `engine_agent.relay.continuable.LIMITS`. `repeated_total`: answers that were
-    requested again because their cell failed before the client had anything. `pauses`: of streams that continued, by
-    bucket of `engine_agent.protocol.metrics`."""
-
-    relayed_total: Count = 0
-    continued_total: dict[str, Count] = field(default_factory=dict)
-    cut_total: dict[str, Count] = field(default_factory=dict)
-    unable_total: dict[str, Count] = field(default_factory=dict)
-    repeated_total: Count = 0
-    pauses: dict[int, Count] = field(default_factory=dict)
-
-
-class StreamTotals(Struct, frozen=True):
-    """Streams by pool. `since` names the count, which outlives agents and relays; of many pools, reports contain some
-    in turns."""
-
-    since: str
-    pools: dict[str, PoolStreams] = field(default_factory=dict)
 
 
 class IngressTelemetry(Struct, frozen=True, omit_defaults=True):

@@ -6,8 +6,8 @@ from typing import Final
 
 from msgspec import Struct
 
-from engine_agent.protocol.ingress_messages import PoolStreams
 from engine_agent.protocol.metrics import bucket_of
+from engine_agent.protocol.stream_counts import PoolStreams
 
 MOST_POOLS: Final = 4096
 """Streams of further pools are counted together, under the empty name."""

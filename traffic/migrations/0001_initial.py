@@ -170,6 +170,33 @@ class Migration(migrations.Migration):
             },
         ),
         migrations.CreateModel(
+            name='StreamHour',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('at', models.DateTimeField()),
+                ('counts', models.JSONField()),
+                ('deployment', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='fleet.deployment')),
+                ('region', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='fleet.region')),
+            ],
+            options={
+                'ordering': ['deployment_id', 'region_id', 'at'],
+                'constraints': [models.UniqueConstraint(fields=('deployment', 'region', 'at'), name='stream_hour_once')],
+            },
+        ),
+        migrations.CreateModel(
+            name='StreamTotal',
+            fields=[
+                ('id', models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name='ID')),
+                ('ingress', models.CharField(max_length=64)),
+                ('since', models.CharField(max_length=40)),
+                ('totals', models.JSONField()),
+                ('deployment', models.ForeignKey(on_delete=django.db.models.deletion.CASCADE, related_name='+', to='fleet.deployment')),
+            ],
+            options={
+                'constraints': [models.UniqueConstraint(fields=('ingress', 'deployment'), name='stream_total_once')],
+            },
+        ),
+        migrations.CreateModel(
             name='SummedDay',
             fields=[
                 ('day', models.DateField(primary_key=True, serialize=False)),

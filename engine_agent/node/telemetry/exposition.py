@@ -9,12 +9,13 @@ from collections.abc import Callable, Mapping
 from msgspec import structs
 
 from engine_agent.cell_proxy.meter import cumulative
-from engine_agent.protocol.ingress_messages import IngressReport, StreamTotals
+from engine_agent.protocol.ingress_messages import IngressReport
 from engine_agent.protocol.local_servers import closing_connections
 from engine_agent.protocol.machine_messages import MachineReport
 from engine_agent.protocol.messages import Report
 from engine_agent.protocol.metrics import CONTENT_TYPE, family, midpoint_s, sample, single
 from engine_agent.protocol.states import EngineState
+from engine_agent.protocol.stream_counts import StreamTotals
 
 UP = "up"
 CELL_COUNTERS = {

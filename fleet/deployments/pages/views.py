@@ -59,6 +59,7 @@ from fleet.requests.pages import Place, request_fragments
 from kernel.refusals import InvalidInput, Refusal
 from kernel.time_ranges import OF_LOAD
 from simulator.prediction import Forecast
+from traffic.streams.pages import Streams, streams_of
 
 EVENTS_OF_ONE_DEPLOYMENT = 30
 
@@ -124,6 +125,10 @@ def _markers(request: PageRequest) -> tuple[Marker, ...]:
 def _deployment_use(request: PageRequest) -> Charts:
     subject = deployment_subject(request.key)
     return use_charts(subject, span=request.span, now=request.now, markers=request.once(_markers))
+
+
+def _streams(request: PageRequest) -> Streams:
+    return streams_of(request.key, request.now)
 
 
 def _events_of_deployment(request: PageRequest) -> EventList:
@@ -225,6 +230,13 @@ DEPLOYMENT = Page(
             Fragment("deployment-load", "Load", ("history",), "fleet/load/charts.html", _deployment_load),
             Fragment(
                 "deployment-use", "Accelerators and machines", ("history",), "fleet/load/charts.html", _deployment_use
+            ),
+            Fragment(
+                "deployment-streams",
+                "Streams that continue",
+                ("traffic",),
+                "traffic/streams/streams.html",
+                _streams,
             ),
             *request_fragments(_requests_of_deployment),
             Fragment("deployment-cells", "Cells", ("cells", "load"), "fleet/cells/table.html", _deployment_cells),

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from engine_agent.ingress.stream_counting import FILE, POOLS_PER_REPORT, TURN_S, StreamCounting
-from engine_agent.protocol.ingress_messages import PoolStreams
+from engine_agent.protocol.stream_counts import PoolStreams
 from engine_agent.relay.meter import RelayCounts
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 
 from engine_agent.protocol.continuation import prompt_mark, prompt_name, tokens_mark
-from engine_agent.protocol.ingress_messages import PoolStreams
+from engine_agent.protocol.stream_counts import PoolStreams
 from engine_agent.relay.server import RelayServer
 from tests.engine_agent.fake_control_plane import eventually
 

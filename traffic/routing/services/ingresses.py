@@ -49,6 +49,7 @@ from traffic.routing.planning.ingresses import (
     plan_ingress_machines,
 )
 from traffic.routing.selectors import UnreadableTable, table_message
+from traffic.streams.services import streams_forget, streams_store
 
 
 def ingress_machines_follow(*, now: datetime) -> None:
@@ -106,6 +107,7 @@ def ingress_remove(ingress: Ingress, reason: str, now: datetime) -> None:
     with transaction.atomic():
         agent_trust_end(kind=AgentKind.INGRESS, subject=ingress.id, now=now)
         refusals_forget(ingress=ingress.id)
+        streams_forget(ingress=ingress.id)
         url = f"http://{_host_of(ingress.address)}:{ingress.port}"
         others = Ingress.objects.filter(region=ingress.region_id).exclude(id=ingress.id).order_by("id")
         other = others.first()
@@ -387,6 +389,8 @@ def _store_report(row: IngressRow) -> None:
         IngressReport.objects.update_or_create(ingress_id=row.ingress, defaults=_report_columns(row))
         cell_sightings_store(witness=row.ingress, down=_unreachable_cells(row), now=row.seen_at)
         refusals_store(ingress=row.ingress, region=region, refusals=row.telemetry.get("refusals"), now=row.seen_at)
+        if streams := row.telemetry.get("streams"):
+            streams_store(ingress=row.ingress, region=region, streams=streams, now=row.seen_at)
         changed = before != {"connected": True, "revision": row.revision, "cells": row.cells}
     else:
         return

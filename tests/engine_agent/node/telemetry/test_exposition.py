@@ -12,13 +12,12 @@ from engine_agent.protocol.ingress_messages import (
     IngressObserved,
     IngressReport,
     IngressTelemetry,
-    PoolStreams,
     PoolTraffic,
     Refusals,
-    StreamTotals,
 )
 from engine_agent.protocol.messages import Health, Observed, Report
 from engine_agent.protocol.states import EngineState
+from engine_agent.protocol.stream_counts import PoolStreams, StreamTotals
 from engine_agent.protocol.telemetry_messages import Accelerator, DeviceClocks, HostUse, NodeTelemetry
 from tests.ports import free_port
 
