@@ -140,12 +140,14 @@ def reported_since(at: float) -> int:
 class StatusReader(threading.Thread):
     def __init__(self, output: Any) -> None:
         super().__init__(daemon=True)
-        self.newest = GroupStatus(at=0.0, agents=0, connected=0, tries=0, reasons={})
+        self.newest = GroupStatus(began=0.0, at=0.0, agents=0, connected=0, tries=0, reasons={})
+        self.began = 0.0
         self._output = output
 
     def run(self) -> None:
         for line in self._output:
             self.newest = msgspec.json.decode(line, type=GroupStatus)
+            self.began = self.newest.began
 
 
 PORT = 24280
@@ -186,12 +188,13 @@ class Bench:
         return sum(reader.newest.tries for reader in self.readers)
 
     def wait_for_start(self) -> float:
-        """Waits until every process has prepared its agents, about 1 ms for each. Returns the Unix time."""
-        while not all(reader.newest.at for reader in self.readers):
+        """Waits until every process has prepared its agents, about 1 ms for each. Returns the Unix time at which the
+        first one began to connect them."""
+        while not all(reader.began for reader in self.readers):
             if any(process.poll() is not None for process in self.processes):
                 raise SystemExit("a process of agents has ended")
             time.sleep(0.1)
-        return time.time()
+        return min(reader.began for reader in self.readers)
 
     def wait_for_all(self, since: float, within_s: float = BACK_WITHIN_S) -> tuple[float, float]:
         """Returns the seconds from `since` (Unix time) until all are connected, and until a later report of each is

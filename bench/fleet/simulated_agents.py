@@ -79,9 +79,10 @@ class AgentGroup(msgspec.Struct, frozen=True):
 
 
 class GroupStatus(msgspec.Struct, frozen=True):
-    """The connections of a process's agents at Unix time `at`. `tries` counts attempts to connect since its start;
+    """The connections of a process's agents at Unix time `at`. `tries` counts attempts to connect since `began`;
     `reasons` counts why agents are not connected."""
 
+    began: float
     at: float
     agents: int
     connected: int
@@ -223,19 +224,20 @@ def agents_of(group: AgentGroup) -> list[SimulatedAgent]:
     return agents
 
 
-def status_of(agents: list[SimulatedAgent]) -> GroupStatus:
+def status_of(agents: list[SimulatedAgent], began: float = 0.0) -> GroupStatus:
     away = [agent for agent in agents if agent.line is None or not agent.line.is_open]
     reasons = Counter(agent.reason[:60] for agent in away)
     tries = sum(agent.attempts for agent in agents)
-    return GroupStatus(time.time(), len(agents), len(agents) - len(away), tries, reasons)
+    return GroupStatus(began, time.time(), len(agents), len(agents) - len(away), tries, reasons)
 
 
 def main() -> None:
     agents = agents_of(msgspec.json.decode(sys.stdin.buffer.read(), type=AgentGroup))
     os.nice(NICENESS)
+    began = time.time()
     while True:
         agents[0].network.run(STATUS_EVERY_S)
-        sys.stdout.buffer.write(msgspec.json.encode(status_of(agents)) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(status_of(agents, began)) + b"\n")
         sys.stdout.flush()
 
 
