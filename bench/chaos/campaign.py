@@ -215,7 +215,7 @@ class Campaign:
 
     def _ingresses_serve(self) -> bool:
         with contextlib.suppress(*AWAY):
-            return all(httpx.get(f"{url}/health", timeout=1).is_success for url in self._urls().values())
+            return all(httpx.get(f"{url}/health", timeout=5).is_success for url in self._urls().values())
         return False
 
     def _judge(self, before: Counter[str], requests: Sequence[Request]) -> None:

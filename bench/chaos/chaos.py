@@ -29,8 +29,8 @@ ROLLOUT_POLICY = {"min_healthy_s": 2, "canary_bake_s": 2, "bake_s": 2}
 WHOLE_WITHIN_S = 120.0
 COUNTED_WITHIN_S = 120.0
 """Ingresses report keys and tenants in turns of 15 s, and usage is added up every 10 s."""
-ANSWER_WITHIN_S = 3.0
-"""Of web. A paused process must not delay the next faults."""
+ANSWER_WITHIN_S = 15.0
+"""Of web, on a busy machine."""
 
 
 def main(parser: argparse.ArgumentParser) -> None:
