@@ -44,7 +44,7 @@ _provisioning = Provisioning()
 @shared_task(name="fleet.provision", base=ControlLoop)
 def provision() -> bool:
     """Runs a pass of the control loop. Several controllers may run it concurrently; each takes different orders."""
-    return _provisioning.run_pass()
+    return _provisioning.run_pass(rest=partial(rest_loop, provision.name))
 
 
 _upkeep = CloudUpkeep()
@@ -53,7 +53,7 @@ _upkeep = CloudUpkeep()
 @shared_task(name="fleet.cloud", base=ControlLoop)
 def keep_clouds() -> bool:
     """Runs a pass of the control loop. Several controllers may run it concurrently; each takes different regions."""
-    return _upkeep.run_pass()
+    return _upkeep.run_pass(rest=partial(rest_loop, keep_clouds.name))
 
 
 _agents = AgentRollouts()
@@ -62,7 +62,7 @@ _agents = AgentRollouts()
 @shared_task(name="fleet.agents", base=ControlLoop)
 def roll_agents() -> bool:
     """A pass of the control loop; False: another controller is at it."""
-    return _agents.run_pass()
+    return _agents.run_pass(rest=partial(rest_loop, roll_agents.name))
 
 
 @shared_task(name="fleet.step_windows")

@@ -35,7 +35,7 @@ from kernel.loop_passes import PASSES
 from kernel.tracing import MESSAGE_HEADER
 
 LISTEN_FOR_S = 1.0
-WRITE_EVERY_S = 1.0
+WRITE_EVERY_S = 2.0
 """Delay until other processes see that a pass has ended. A loop counts as late after a much longer time."""
 SHORTEST_PAUSE_S = 0.05
 """Between two passes of a loop, so that one pass sees several changes."""

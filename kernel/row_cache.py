@@ -54,6 +54,10 @@ class WrittenTables:
         kept: T = self._kept[name]
         return kept
 
+    def has(self, name: str) -> bool:
+        """Whether `get` would return a cached value."""
+        return name in self._kept
+
     def get_lasting(self, name: str, tables: Collection[str], load: Callable[[], T]) -> T:
         """As `get`, for loads whose result time can only shrink: an empty result stays empty."""
         found = self.get(name, tables, load)

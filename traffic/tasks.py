@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from celery import shared_task, signals
 from django.conf import settings
@@ -9,7 +10,7 @@ from django.conf import settings
 from fleet.autoscaling.planning.recording import AUTOSCALER
 from fleet.recorder.services import Recorder
 from kernel import clock, wake_ups
-from kernel.control_loops import ControlLoop
+from kernel.control_loops import ControlLoop, rest_loop
 from traffic.async_requests.planner import AsyncSettings
 from traffic.async_requests.services.body_groups import body_groups_trim
 from traffic.async_requests.services.queues import refused_messages_trim
@@ -48,16 +49,21 @@ _leader_rows = LeaderRows()
 @shared_task(name="traffic.publish", base=ControlLoop)
 def publish() -> bool:
     """Several controllers may run this at the same time; each revision is published once."""
-    tables_publish(now=clock.now(), cache=_routing, recorder=_recorders[PUBLICATION])
+    if _routing.is_at_rest():
+        return True
+    published = tables_publish(now=clock.now(), cache=_routing, recorder=_recorders[PUBLICATION])
     drained_cells_mark(now=clock.now(), cache=_routing)
     revocations_confirm(now=clock.now())
+    if not published:
+        _routing.rest()
     return True
 
 
 @shared_task(name="traffic.autopilot", base=ControlLoop)
 def autopilot() -> bool:
     """Does nothing while another controller runs it."""
-    if autopilot_run(now=clock.now(), recorder=_recorders[AUTOPILOT]):
+    rest = partial(rest_loop, autopilot.name)
+    if autopilot_run(now=clock.now(), recorder=_recorders[AUTOPILOT], rest=rest):
         wake_ups.send("traffic.publish")
     return True
 
@@ -88,7 +94,7 @@ def _step_succeeded(step: Callable[..., object]) -> bool:
 @shared_task(name="traffic.ensure_ingresses", base=ControlLoop)
 def ensure_ingresses() -> bool:
     """Each ingress is booted by one controller at a time."""
-    ingresses_ensure(now=clock.now())
+    ingresses_ensure(now=clock.now(), rest=partial(rest_loop, ensure_ingresses.name))
     return True
 
 

@@ -80,13 +80,17 @@ class ReportedLoad:
 
 def load_sample(*, now: datetime) -> int:
     """Takes a sample, unless there is one in this window of 15 s. Returns the number of finished windows."""
+    if _is_sampled(now):
+        return 0
     with lease_during(name=LEASE, ttl_s=SAMPLE_LIMIT_S, now=now) as is_ours:
-        if not is_ours:
-            return 0
-        if LoadSubject.objects.filter(name=FLEET, index__gte=fine_index(now.timestamp())).exists():
+        if not is_ours or _is_sampled(now):
             return 0
         with transaction.atomic():
             return _sample(now)
+
+
+def _is_sampled(now: datetime) -> bool:
+    return LoadSubject.objects.filter(name=FLEET, index__gte=fine_index(now.timestamp())).exists()
 
 
 def history_trim(*, now: datetime) -> None:

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from django.db import connection
-from django.db.models import CharField, Count, OuterRef, Q, QuerySet, Subquery, Value
+from django.db.models import CharField, Count, Min, OuterRef, Q, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce
 from msgspec import structs
 
@@ -35,7 +35,7 @@ from fleet.cells.selectors import Pairings, pairings
 from fleet.deployments.models import Deployment
 from fleet.faults.planning.liveness import WATCHED
 from fleet.machines.models import Machine, MachineSlot
-from fleet.nodes.models import Node, NodeCheck, NodeLog, NodeReport
+from fleet.nodes.models import AgentListener, Node, NodeCheck, NodeLog, NodeReport
 from fleet.nodes.planner import HolderView, plan_holders
 from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.states import CELL_PHASE, CellState, MachineState, NodeState
@@ -48,16 +48,15 @@ from models_registry.versions.planning.roles import render_role
 from models_registry.versions.planning.spec import InvalidVersion
 from models_registry.versions.selectors import engine_allowances
 
-_IN_DOUBT = """
-SELECT region.provider, node.id FROM fleet_node AS node
+_UNHEARD = """
+SELECT region.provider, node.id, report.node_id IS NULL OR NOT report.connected OR report.last_seen_at < %(seen_by)s
+FROM fleet_node AS node
 JOIN fleet_region AS region ON region.name = node.region_id
 LEFT JOIN fleet_nodereport AS report ON report.node_id = node.id
 WHERE node.state = ANY(%(watched)s)
     AND NOT EXISTS (SELECT FROM fleet_providercall WHERE node_id = node.id)
-    AND (report.node_id IS NULL OR NOT report.connected OR report.last_seen_at < %(seen_by)s AND (
-        report.quiet
-        OR NOT EXISTS (SELECT FROM fleet_agentlistener WHERE id = report.listener AND until > %(now)s)
-    ))
+    AND (report.node_id IS NULL OR NOT report.connected OR report.quiet
+        OR NOT EXISTS (SELECT FROM fleet_agentlistener WHERE id = report.listener AND until > %(now)s))
 ORDER BY node.id
 """
 """SQL, because `fleet.provision` runs it every second and Django takes longer to build it than PostgreSQL to answer."""
@@ -87,16 +86,33 @@ def nodes_described() -> QuerySet[Node]:
     )
 
 
-def machines_in_doubt(*, now: datetime, settings: FleetSettings) -> dict[str, list[str]]:
-    """Nodes to query per provider: `nodes_in_doubt` without loading the fleet."""
+@dataclass(frozen=True, slots=True)
+class Unheard:
+    """Nodes from which no web process hears. `in_doubt`: those silent for long enough to query their provider, per
+    provider. `is_any`: time alone may put another node in doubt."""
+
+    in_doubt: dict[str, list[str]]
+    is_any: bool
+
+
+def unheard_machines(*, now: datetime, settings: FleetSettings) -> Unheard:
+    """`nodes_in_doubt` without loading the fleet, and whether there may soon be more."""
     found: dict[str, list[str]] = defaultdict(list)
     with connection.cursor() as cursor:
         seen_by = now - timedelta(seconds=settings.doubt_after_s)
         watched = [state.value for state in WATCHED]
-        cursor.execute(_IN_DOUBT, {"watched": watched, "seen_by": seen_by, "now": now})
-        for provider, node in cursor.fetchall():
+        cursor.execute(_UNHEARD, {"watched": watched, "seen_by": seen_by, "now": now})
+        rows = cursor.fetchall()
+    for provider, node, is_in_doubt in rows:
+        if is_in_doubt:
             found[provider].append(node)
-    return found
+    return Unheard(dict(found), bool(rows))
+
+
+def first_listener_ends(now: datetime) -> datetime | None:
+    """Returns when the first web process stops to count as listening, unless it renews its lease until then."""
+    ends: datetime | None = AgentListener.objects.filter(until__gt=now).aggregate(first=Min("until"))["first"]
+    return ends
 
 
 def node_counts_by_region() -> dict[str, dict[str, int]]:

@@ -4,7 +4,7 @@ from datetime import datetime
 
 from fleet.machines.services.orders import calls_claim
 from fleet.machines.services.provisioning import call_carry_out, machines_describe
-from fleet.nodes.selectors import machines_in_doubt
+from fleet.nodes.selectors import unheard_machines
 from fleet.reconcile.planning.settings import FleetSettings
 from kernel import clock
 from tests.fleet.rows import NOW
@@ -24,7 +24,7 @@ class Clock:
 
 def provision() -> None:
     """Ask about the machines in doubt, and carry out what is ordered and due."""
-    for provider, nodes in machines_in_doubt(now=clock.now(), settings=FleetSettings()).items():
+    for provider, nodes in unheard_machines(now=clock.now(), settings=FleetSettings()).in_doubt.items():
         machines_describe(provider, nodes)
     for calls in calls_claim(free={}, otherwise=MANY, now=clock.now()):
         call_carry_out(calls)

@@ -2,7 +2,7 @@
 certificates. It decides nothing."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 
 import msgspec
@@ -15,8 +15,9 @@ from fleet.agents.consumers.hub import AgentSession
 from fleet.regions.selectors import application_tls, tls_versions
 from kernel import clock
 from kernel.refusals import Conflict
+from kernel.row_cache import FullLooks, WrittenTables
 from traffic.keys.services import refused_requests_store
-from traffic.region_shares.planning.load import pools_waiting
+from traffic.region_shares.planning.load import has_requests, pools_waiting
 from traffic.routing.models import Ingress
 from traffic.routing.selectors import (
     PROTOCOL,
@@ -29,10 +30,17 @@ from traffic.routing.services.ingresses import IngressRow, ingress_reports_store
 
 log = logging.getLogger(__name__)
 
+_TLS, _TABLES = ("fleet_applicationcertificate", "fleet_region"), ("traffic_routingtable",)
+_READ = (*_TLS, *_TABLES)
+
 
 class IngressHandler:
     def __init__(self) -> None:
         self._reports: ReportBuffer[IngressRow] = ReportBuffer()
+        self._busy: set[str] = set()
+        """Ingresses that had requests in their last report."""
+        self._looks, self._written = FullLooks(), WrittenTables(_READ)
+        self._newest: dict[str, int] = {}
         self._windows = WindowBuffer()
 
     def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
@@ -46,14 +54,29 @@ class IngressHandler:
         if not isinstance(message, IngressReport):
             return False
         row = _report_row(session, message)
-        previous = self._reports.put(session.identity.id, row)
-        return previous is None or _urgent_part(previous) != _urgent_part(row)
+        previous = self._reports.latest(session.identity.id)
+        row = msgspec.structs.replace(row, begins=self._note_requests(previous, row))
+        self._reports.put(session.identity.id, row)
+        return row.begins or previous is None or _urgent_part(previous) != _urgent_part(row)
+
+    def _note_requests(self, previous: IngressRow | None, row: IngressRow) -> bool:
+        """Returns whether these are the first requests after a report without any."""
+        if not has_requests(previous.telemetry if previous else {}, row.telemetry):
+            self._busy.discard(row.ingress)
+            return False
+        is_first = row.ingress not in self._busy
+        self._busy.add(row.ingress)
+        return is_first
 
     def on_quiet(self, session: AgentSession, heard_at: datetime) -> None:
         """Ingresses send complete reports, so their silence follows from the stored time."""
 
     def on_disconnect(self, session: AgentSession) -> None:
         self._reports.end(session.identity.id, session.key, _disconnected_row)
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._reports.is_waiting or self._windows.is_waiting
 
     def flush(self) -> None:
         self._reports.flush(ingress_reports_store)
@@ -64,15 +87,20 @@ class IngressHandler:
             )
 
     def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
-        first = _tls_messages(sessions)
+        if self._looks.begin():
+            self._written = WrittenTables(_READ)
+        self._written.look()
+        versions = self._written.get("tls", _TLS, tls_versions)
+        self._newest = self._written.get("tables", _TABLES, latest_revisions)
+        self._looks.end()
+        first = _tls_messages(sessions, versions)
         return {**first, **self._table_messages([session for session in sessions if session.identity.id not in first])}
 
     def _table_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
-        newest = latest_revisions()
         regions = {
             session.identity.id: session.identity.region
             for session in sessions
-            if newest.get(session.identity.region, session.sent_version) != session.sent_version
+            if self._newest.get(session.identity.region, session.sent_version) != session.sent_version
         }
         if not regions:
             return {}
@@ -86,10 +114,10 @@ class IngressHandler:
         return messages
 
 
-def _tls_messages(sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
+def _tls_messages(sessions: Sequence[AgentSession], versions: Mapping[str, str]) -> dict[str, tuple[int, DownMessage]]:
     """Returns TLS settings for the ingresses that lack the current version. They precede the table, because an ingress
     must know whether to serve plain HTTP before it serves anything."""
-    versions, messages = tls_versions(), dict[str, tuple[int, DownMessage]]()
+    messages = dict[str, tuple[int, DownMessage]]()
     for session in sessions:
         identity, version = session.identity, versions.get(session.identity.region, "")
         if session.tls_version == version or not version:

@@ -10,6 +10,7 @@ from time import monotonic
 
 import msgspec
 from django.conf import settings
+from django.db import connection
 from django.db.models import Exists, Max, OuterRef, Q, QuerySet, Subquery, TextField, Value
 from django.db.models.functions import Coalesce
 from django.utils.crypto import salted_hmac
@@ -24,7 +25,7 @@ from fleet.cells.models import Cell
 from fleet.deployments.models import Deployment
 from fleet.deployments.selectors import concurrency_by_type
 from fleet.faults.models import Incident
-from fleet.reconcile.planning.states import IncidentState
+from fleet.reconcile.planning.states import CellState, IncidentState
 from fleet.regions.models import Region
 from fleet.releases.planner import AgentView, Standing
 from kernel.row_cache import FullLooks, RowCache, RowCaches, WrittenTables
@@ -154,6 +155,16 @@ _KEYS = ("traffic_keypolicy",)
 _INCIDENTS = ("fleet_incident",)
 _HOLDS = ("traffic_poolhold", "fleet_deploymentregion")
 _SELDOM_WRITTEN = (*_DEPLOYMENTS, *_INGRESSES, *_REGIONS, *_KEYS, *_INCIDENTS, *_HOLDS, *STEERING_TABLES)
+_ROUTED = ("fleet_cell", "fleet_cellmember", "fleet_node")
+_READ = (*_SELDOM_WRITTEN, *_ROUTED, "traffic_routingtable", "traffic_applicationkey")
+"""All that a pass of the publisher reads, but what concerns only drains."""
+_REST = "rest"
+_UNFINISHED = """
+SELECT EXISTS (SELECT FROM fleet_cell WHERE state = %s AND unrouted_at IS NULL)
+    OR EXISTS (SELECT FROM traffic_applicationkey WHERE revoked_at IS NOT NULL AND refused_everywhere_at IS NULL)
+    OR EXISTS (SELECT FROM traffic_trafficoverride WHERE ended_at IS NULL)
+"""
+"""Whether time or reports of ingresses may give the publisher work, without a change of `_READ`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +197,23 @@ class RoutingCache:
 
     def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
         self._looks = FullLooks(now_s)
+        self._rest_looks, self._read = FullLooks(now_s), WrittenTables(_READ)
         self._clear()
+
+    def is_at_rest(self) -> bool:
+        """Whether nothing was written since `rest` that a pass reads: one query instead of all of its queries."""
+        if self._rest_looks.begin():
+            self._read = WrittenTables(_READ)
+        self._read.look()
+        self._rest_looks.end()
+        return self._read.has(_REST)
+
+    def rest(self) -> None:
+        """Call it after a pass that changed nothing and began with `is_at_rest`. Does nothing while work is left."""
+        with connection.cursor() as cursor:
+            cursor.execute(_UNFINISHED, [CellState.DRAINING.value])
+            if cursor.fetchone() == (False,):
+                self._read.get(_REST, _READ, lambda: True)
 
     def _clear(self) -> None:
         self._cells = RowCache(

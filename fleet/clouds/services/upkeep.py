@@ -46,6 +46,7 @@ from fleet.clouds.services.regions import (
 from fleet.deployments.models import DeploymentRegion
 from fleet.faults.models import Incident
 from fleet.faults.services.incidents import incident_open, incidents_close
+from fleet.reconcile.planning.rest import REST_S
 from fleet.reconcile.planning.states import CellState, CloudRegionState, IncidentState
 from kernel import clock
 from kernel.leases import lease_take, this_holder
@@ -290,16 +291,20 @@ class CloudUpkeep:
         self._due_s: dict[tuple[str, str], float] = {}
         self._rounds: dict[str, tuple[threading.Thread, float]] = {}
 
-    def run_pass(self) -> bool:
-        """Starts a round in each region with due steps. Returns False if one hangs."""
+    def run_pass(self, rest: Callable[[float], None] = lambda _: None) -> bool:
+        """Starts a round in each region with due steps. Returns False if one hangs. `rest` is called with the seconds
+        for which no pass is needed, because there is no region: a new one wakes the loop."""
         self._rounds = {region: (thread, at) for region, (thread, at) in self._rounds.items() if thread.is_alive()}
-        for cloud in CloudRegion.objects.filter(region__provider__in=self._steps).select_related("region"):
+        clouds = list(CloudRegion.objects.filter(region__provider__in=self._steps).select_related("region"))
+        for cloud in clouds:
             due = [name for name in self._steps_of(cloud) if self._now_s() >= self._due_s.get((cloud.pk, name), 0.0)]
             if due and cloud.pk not in self._rounds:
                 self._start_round(cloud, due)
         hanging = [region for region, (_, at) in self._rounds.items() if self._now_s() - at > ROUND_LIMIT_S]
         for region in hanging:
             log.error("a round in region %s has not ended for %.0f s", region, ROUND_LIMIT_S)
+        if not clouds:
+            rest(REST_S)
         return not hanging
 
     def _steps_of(self, cloud: CloudRegion) -> Mapping[str, Step]:

@@ -32,9 +32,10 @@ from fleet.machines.services.orders import (
     provider_order,
 )
 from fleet.nodes.models import Node
-from fleet.nodes.selectors import machines_in_doubt
+from fleet.nodes.selectors import first_listener_ends, unheard_machines
 from fleet.nodes.services.events import node_event
 from fleet.nodes.services.nodes import launch_failed, launch_waits, machine_store
+from fleet.reconcile.planning.rest import REST_S
 from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.states import NodeState, ProviderAction
 from fleet.regions.models import Region
@@ -75,12 +76,13 @@ class Provisioning:
         self._suspects: dict[str, Mapping[str, datetime]] = {}
         self._collecting: set[str] = set()
 
-    def run_pass(self) -> bool:
-        """Starts due calls and queries nodes in doubt. Returns False if a call hangs."""
+    def run_pass(self, rest: Callable[[float], None] = lambda _: None) -> bool:
+        """Starts due calls and queries nodes in doubt. Returns False if a call hangs. `rest` is called with the seconds
+        for which no pass is needed unless something changes."""
         self._running = {thread: call for thread, call in self._running.items() if thread.is_alive()}
         alive = [call for call in self._running.values() if not self._is_hanging(call)]
         claims_renew([call.claim for call in alive if call.claim], now=clock.now())
-        self._ask_about_machines()
+        is_any_unheard = self._ask_about_machines()
         self._collect_garbage()
         busy = Counter(call.provider for call in self._running.values())
         free = {provider: CALLS_AT_ONCE - count for provider, count in busy.items()}
@@ -89,6 +91,8 @@ class Provisioning:
         hanging = Counter(call.provider for call in self._running.values() if self._is_hanging(call))
         for provider, count in hanging.items():
             log.error("%d calls to provider %s have not returned for %.0f s", count, provider, CALL_LIMIT_S)
+        if not is_any_unheard and not self._running and not ProviderCall.objects.exists():
+            rest(_rest_s(clock.now()))
         return not hanging
 
     def _collect_garbage(self) -> None:
@@ -110,11 +114,14 @@ class Provisioning:
         finally:
             self._collecting.discard(provider)
 
-    def _ask_about_machines(self) -> None:
+    def _ask_about_machines(self) -> bool:
+        """Returns whether time alone may put a node in doubt."""
         asked = {call.provider for call in self._running.values() if not call.claim}
-        for provider, nodes in machines_in_doubt(now=clock.now(), settings=FleetSettings()).items():
+        unheard = unheard_machines(now=clock.now(), settings=FleetSettings())
+        for provider, nodes in unheard.in_doubt.items():
             if provider not in asked:
                 self._start_call(provider, partial(machines_describe, provider, nodes))
+        return unheard.is_any
 
     def _is_hanging(self, call: RunningCall) -> bool:
         return self._now_s() - call.began_s > CALL_LIMIT_S
@@ -124,6 +131,13 @@ class Provisioning:
         thread = threading.Thread(target=_run_alone, args=(work,), name=f"provider {provider}", daemon=True)
         self._running[thread] = RunningCall(provider, claim, self._now_s())
         thread.start()
+
+
+def _rest_s(now: datetime) -> float:
+    """Orders, silent nodes and ended connections wake this loop. The end of a web process does not, and puts all of its
+    nodes in doubt."""
+    ends = first_listener_ends(now)
+    return REST_S if ends is None else min(REST_S, (ends - now).total_seconds())
 
 
 def _run_alone(work: Callable[[], None]) -> None:

@@ -129,7 +129,7 @@ def _store_rows(rows: list[ReceivedReport]) -> list[str]:
         if changed:
             live.push("nodes")
             wake_ups.send("fleet.reconcile")
-        if not all(row.connected for row in rows):
+        if any(row.quiet or not row.connected for row in rows):
             wake_ups.send("fleet.provision")
     return changed
 

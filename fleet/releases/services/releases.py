@@ -6,7 +6,7 @@ costs only the rest of its lease."""
 import logging
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,6 +25,7 @@ from fleet.clouds.local_processes import code_of
 from fleet.machines.models import Machine
 from fleet.machines.planner import WITH_MACHINE_AGENT
 from fleet.machines.selectors import tag_of
+from fleet.reconcile.planning.rest import REST_S
 from fleet.reconcile.planning.states import (
     AGENT_ROLLOUT_ALLOWED,
     AGENT_ROLLOUT_TEXT,
@@ -231,9 +232,12 @@ class AgentRollouts:
     settings: AgentRolloutSettings = SETTINGS
     look_again_s: float = 0.0
 
-    def run_pass(self) -> bool:
-        """Returns False if another process holds the lease."""
+    def run_pass(self, rest: Callable[[float], None] = lambda _: None) -> bool:
+        """Returns False if another process holds the lease. `rest` is called with the seconds for which no pass is
+        needed, because there is no rollout: a new one wakes the loop."""
         rollout = active_rollout()
+        if rollout is None:
+            rest(REST_S)
         if rollout is None and monotonic() < self.look_again_s:
             return True
         if not _take_lease():

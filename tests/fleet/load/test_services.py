@@ -135,12 +135,12 @@ def test_old_windows_and_subjects_are_forgotten() -> None:
 
 def test_a_look_takes_as_many_queries_for_four_cells_as_for_two(django_assert_num_queries: Any) -> None:
     look(0, n_1=reported(0), n_2=reported(0))
-    with django_assert_num_queries(12):
+    with django_assert_num_queries(13):
         look_only(1)
     for number in (3, 4):
         rows.cell(f"c{number}", rows.node(f"n-{number}"))
     look(2, n_1=reported(0), n_2=reported(0), n_3=reported(0), n_4=reported(0))
-    with django_assert_num_queries(12):
+    with django_assert_num_queries(13):
         look_only(3)
 
 

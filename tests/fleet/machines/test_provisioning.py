@@ -14,8 +14,8 @@ from fleet.machines.models import MachineStatus, ProviderCall
 from fleet.machines.services import provisioning
 from fleet.machines.services.orders import CLAIM, calls_claim, claims_renew, machines_described
 from fleet.machines.services.provisioning import CALL_LIMIT_S, CALLS_AT_ONCE, Provisioning, call_carry_out
-from fleet.nodes.models import Node
-from fleet.nodes.selectors import machines_in_doubt
+from fleet.nodes.models import AgentListener, Node, NodeReport
+from fleet.nodes.selectors import unheard_machines
 from fleet.nodes.services.nodes import agent_restart, node_retire, nodes_launch
 from fleet.reconcile.planning.decisions import LaunchNodes, RestartAgent, RetireNode
 from fleet.reconcile.planning.settings import FleetSettings
@@ -270,8 +270,27 @@ def test_providers_are_asked_about_the_nodes_that_planners_doubt(now: Clock) -> 
     settings = FleetSettings()
     doubted = nodes_in_doubt(fleet_view(now=NOW), settings, NOW)
     assert (
-        sorted(doubted) == machines_in_doubt(now=NOW, settings=settings)["local"] == ["n-cut", "n-joining", "n-silent"]
+        sorted(doubted)
+        == unheard_machines(now=NOW, settings=settings).in_doubt["local"]
+        == ["n-cut", "n-joining", "n-silent"]
     )
+
+
+@pytest.mark.django_db
+def test_a_pass_is_due_when_a_web_process_may_have_ended(now: Clock) -> None:
+    AgentListener.objects.create(id="web-1", since=NOW, until=NOW + timedelta(seconds=4))
+    rows.node("n-well", report={"listener": "web-1"})
+    rests: list[float] = []
+    loop = Provisioning()
+    loop.run_pass(rest=rests.append)
+    assert rests == [4.0]
+    NodeReport.objects.update(quiet=True)
+    loop.run_pass(rest=rests.append)
+    NodeReport.objects.update(quiet=False)
+    order()
+    ProviderCall.objects.update(due_at=NOW + timedelta(seconds=10))
+    loop.run_pass(rest=rests.append)
+    assert rests == [4.0], "a silent node may soon be in doubt, and an order is to be carried out"
 
 
 class SlowCloud(Cloud):

@@ -65,6 +65,14 @@ def test_a_connected_ingress_is_not_even_looked_at(cloud: Cloud) -> None:
     assert ingresses_ensure(now=later(9)) == []
 
 
+def test_a_pass_is_due_when_the_oldest_report_counts_as_silence(cloud: Cloud) -> None:
+    report()
+    rests: list[float] = []
+    for at in (1, 7, 11):
+        ingresses_ensure(now=later(at), rest=rests.append)
+    assert rests == [5.0, 3.0]
+
+
 def test_a_connection_that_says_nothing_any_more_proves_nothing(cloud: Cloud) -> None:
     report()
     assert ingresses_ensure(now=later(11)) == ["i-us-east-1"]

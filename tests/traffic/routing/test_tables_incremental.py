@@ -5,6 +5,8 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
 
 from engine_agent.protocol.states import ServingClass
 from fleet.cells.models import Cell, CellMember
@@ -115,9 +117,31 @@ def test_nothing_is_left_to_publish_after_a_pass_over_what_has_changed() -> None
         made = [CHANGES[first % len(CHANGES)], *chance.choices(CHANGES, k=chance.randrange(2))]
         for change in made:
             change(chance)
-        tables_publish(now=NOW, cache=cache)
+        _make_pass(cache)
         assert tables_publish(now=NOW) == [], f"after {[change.__name__ for change in made]}"
         assert tables_publish(now=NOW, cache=cache) == []
+        for _ in range(chance.randrange(4)):
+            _make_pass(cache)
+
+
+def _make_pass(cache: RoutingCache) -> None:
+    """As the loop of the publisher."""
+    if not cache.is_at_rest() and not tables_publish(now=NOW, cache=cache):
+        cache.rest()
+
+
+def test_the_publisher_rests_with_one_query_until_something_is_written() -> None:
+    cache = RoutingCache()
+    for _ in range(3):
+        _make_pass(cache)
+    with CaptureQueriesContext(connection) as queries:
+        assert cache.is_at_rest()
+    assert len(queries) == 1
+    Cell.objects.filter(id="c0").update(state=CellState.DRAINING)
+    assert not cache.is_at_rest()
+    for _ in range(3):
+        _make_pass(cache)
+    assert not cache.is_at_rest(), "time may end a drain, so the publisher does not rest"
 
 
 def test_a_pass_that_breaks_off_in_the_middle_loses_nothing() -> None:

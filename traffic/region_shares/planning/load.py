@@ -78,6 +78,21 @@ def is_starting(samples: Sequence[Sample], now: float) -> bool:
     return not any(sample.capacity for sample in samples) and not any(now - s.at >= WINDOW_S for s in samples)
 
 
+def is_calm(samples: Sequence[Sample]) -> bool:
+    """Returns whether the window has no requests and one capacity. Oldest first."""
+    is_idle = not any(one.arrivals_per_s or one.in_service or one.queued or one.to_cells_per_s for one in samples)
+    return is_idle and len({one.capacity for one in samples}) <= 1
+
+
+def has_requests(before: JsonObject, after: JsonObject) -> bool:
+    """Returns whether an ingress got requests between two reports, or has some."""
+    pools, known = after.get("pools", {}), before.get("pools", {})
+    return any(
+        row.get("in_flight") or row.get("requests_total") != known.get(name, {}).get("requests_total")
+        for name, row in pools.items()
+    )
+
+
 def arrivals_to_expect(samples: Sequence[Sample]) -> float:
     """Returns the maximum average over `SMOOTHING_S`, in requests/s, or the average of too few samples. Samples are
     oldest first."""

@@ -4,15 +4,16 @@ again. The tested capacity of a cell is its version's `max_concurrency`, or the 
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple, dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 import msgspec
 from django.db import transaction
 
 from fleet.deployments.models import Deployment
+from fleet.reconcile.planning.rest import REST_S
 from fleet.recorder.planning.loops import Round
 from fleet.recorder.services import Recorder
 from kernel import live
@@ -36,6 +37,7 @@ from traffic.region_shares.planning.load import (
     arrivals_per_s,
     in_service,
     ingress_counters,
+    is_calm,
     queued,
     recent_samples,
 )
@@ -138,6 +140,10 @@ def _add_sample(
 
 
 SETTINGS = AutopilotSettings()
+WRITE_AGAIN = timedelta(seconds=9)
+"""Of figures that are unchanged: each write is one more row for the publisher."""
+SILENCE_BEGINS = timedelta(seconds=5)
+"""Ingresses report every 2 s."""
 SHIFTS_KEPT = 200
 """Per deployment: half an hour of continuous steps, or weeks of quiet operation."""
 LEASE = "region-autopilot"
@@ -157,9 +163,13 @@ WHILE_HELD = frozenset({ShiftKind.ORDERED, ShiftKind.RETURN})
 log = logging.getLogger(__name__)
 
 
-def autopilot_run(*, now: datetime, recorder: Recorder | None = None) -> list[str]:
+def autopilot_run(
+    *, now: datetime, recorder: Recorder | None = None, rest: Callable[[float], None] = lambda _: None
+) -> list[str]:
     """Runs one pass over all deployments. Returns those whose shares changed; empty while another worker runs it.
-    `recorder`: stores what was decided, after the lease is released."""
+    `recorder`: stores what was decided, after the lease is released. `rest` is called with the seconds for which no
+    pass is needed, because there are no requests: the first ones, and changes of cells and ingresses, wake the
+    loop."""
     with lease_during(name=LEASE, ttl_s=PASS_LIMIT_S, now=now) as is_ours:
         if not is_ours:
             return []
@@ -171,7 +181,20 @@ def autopilot_run(*, now: datetime, recorder: Recorder | None = None) -> list[st
         unserved_check([view for _, view in views.values()], windows, ingresses, now=now)
     if recorder is not None and any(one.is_news for one in steered):
         recorder.record(_rounds(steered, now))
+    moves = any(one.decision or one.view.overrides for one in steered)
+    if not moves and all(map(_is_calm, windows)) and _all_report(ingresses, now):
+        rest(REST_S)
     return [one.view.deployment for one in steered if one.moved]
+
+
+def _is_calm(window: TrafficWindow) -> bool:
+    return is_calm(samples_of(window))
+
+
+def _all_report(ingresses: RegionIngresses, now: datetime) -> bool:
+    """Silence of an ingress wakes nothing, so passes continue while there may be some."""
+    ages = (now - one.seen_at if one.seen_at else None for there in ingresses.values() for one in there)
+    return all(age is not None and age < SILENCE_BEGINS for age in ages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +228,8 @@ def _steer_deployment(row: TrafficMatrix, view: TrafficView, now: datetime) -> _
     changes: dict[str, Any] = {"looked_at": now, "figures": figures_of(view, matrix, now)}
     if not held and row.held and isinstance(decision, ShiftTraffic) and decision.kind in WHILE_HELD:
         held = row.held  # the hold continues
+    if decision is None and not row.held and changes["figures"] == row.figures and _is_fresh(row, now):
+        return _Steered(view, decision, is_news, saved=True)
     with transaction.atomic():
         changes |= _hold_changes(row, view.deployment, held, now)
         if isinstance(decision, ShiftTraffic):
@@ -213,6 +238,10 @@ def _steer_deployment(row: TrafficMatrix, view: TrafficView, now: datetime) -> _
         if saved and isinstance(decision, ShiftTraffic):
             _record_shift(row.revision + 1, decision, now)
     return _Steered(view, decision, is_news, saved)
+
+
+def _is_fresh(row: TrafficMatrix, now: datetime) -> bool:
+    return row.looked_at is not None and now - row.looked_at < WRITE_AGAIN
 
 
 def _save_matrix(row: TrafficMatrix, changes: dict[str, Any]) -> bool:

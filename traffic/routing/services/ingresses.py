@@ -5,6 +5,7 @@ never used for a second machine."""
 
 import logging
 import secrets
+from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -28,6 +29,7 @@ from fleet.machines.models import Machine
 from fleet.machines.planner import POOLED
 from fleet.machines.services.machines import machine_move
 from fleet.machines.services.revocation import host_locked, machine_revoke
+from fleet.reconcile.planning.rest import REST_S
 from fleet.reconcile.planning.snapshot import ProviderStatus
 from fleet.reconcile.planning.states import CloudRegionState, MachineRole, MachineState
 from fleet.regions.models import Region
@@ -142,9 +144,11 @@ def ingress_create(*, region: Region, address: str, port: int, now: datetime, nu
         defaults={"region": region, "address": address, "port": port},
         create_defaults={"region": region, "address": address, "port": port, "created_at": now},
     )
+    wake_ups.send(ENSURE_TASK)
     return ingress
 
 
+ENSURE_TASK = "traffic.ensure_ingresses"
 _UNSETTLED = """
 SELECT EXISTS (
     SELECT FROM fleet_machine WHERE role = %(role)s AND (state = %(pool)s OR state = %(taken)s AND leaving)
@@ -155,19 +159,26 @@ SELECT EXISTS (
 ) OR EXISTS (
     SELECT FROM traffic_ingress LEFT JOIN traffic_ingressreport ON ingress_id = id
     WHERE zone = '' AND (connected AND last_seen_at > %(fresh)s) IS NOT TRUE
+), EXISTS (SELECT FROM fleet_machine WHERE role = %(role)s), (
+    SELECT min(last_seen_at) FROM traffic_ingress JOIN traffic_ingressreport ON ingress_id = id WHERE zone = ''
 )
 """
-"""One statement, because there is a pass every second and three queries cost five times as much."""
+"""Whether something is to be done, whether ingresses have machines that join and leave, and the oldest report. One
+statement, because three queries cost five times as much."""
 
 
-def ingresses_ensure(*, now: datetime) -> list[str]:
-    """Starts every ingress and ingress agent that is not running. Returns what was started."""
+def ingresses_ensure(*, now: datetime, rest: Callable[[float], None] = lambda _: None) -> list[str]:
+    """Starts every ingress and ingress agent that is not running. Returns what was started. `rest` is called with the
+    seconds for which no pass is needed: new ingresses and ended connections wake this loop, silence does not."""
     seen = now - timedelta(seconds=SILENT_AFTER_S)
     values = {"role": MachineRole.INGRESS.value, "pool": MachineState.POOL.value, "taken": MachineState.TAKEN.value}
     with connection.cursor() as cursor:
         cursor.execute(_UNSETTLED, {**values, "pooled": POOLED, "fresh": seen})
-        if cursor.fetchone() == (False,):
-            return []
+        is_unsettled, has_machines, oldest = cursor.fetchone()
+    if not is_unsettled:
+        if not has_machines:
+            rest(min(REST_S, (oldest - seen).total_seconds() if oldest else REST_S))
+        return []
     ingress_machines_follow(now=now)
     # A killed web process leaves `connected` set, so only a fresh report proves the connection.
     fresh = Q(report__connected=True, report__last_seen_at__gt=seen)
@@ -366,6 +377,11 @@ class IngressRow(msgspec.Struct, frozen=True):
     reason: str = ""
     cells: Any = {}
     telemetry: Any = {}
+    begins: bool = False
+    """The first requests after a report without any."""
+
+
+_KNOWN = ("region_id", "report__connected", "report__revision", "report__cells")
 
 
 def ingress_reports_store(rows: list[IngressRow]) -> None:
@@ -384,18 +400,28 @@ def _store_report(row: IngressRow) -> None:
     if not row.connected:
         ended = reports.filter(connection=row.connection, connected=True)
         changed = ended.update(connected=False, connection_changed_at=row.changed_at) > 0
-    elif region := Ingress.objects.filter(id=row.ingress).values_list("region_id", flat=True).first():
-        before = reports.values("connected", "revision", "cells").first()
-        IngressReport.objects.update_or_create(ingress_id=row.ingress, defaults=_report_columns(row))
+        wake_ups.send(ENSURE_TASK)
+    elif known := Ingress.objects.filter(id=row.ingress).values_list(*_KNOWN).first():
+        region, *before = known
+        columns = _report_columns(row)
+        # One statement; Django's `update_or_create` takes five, and each report of each ingress makes it.
+        IngressReport.objects.bulk_create(
+            [IngressReport(ingress_id=row.ingress, **columns)],
+            update_conflicts=True,
+            unique_fields=["ingress"],
+            update_fields=list(columns),
+        )
         cell_sightings_store(witness=row.ingress, down=_unreachable_cells(row), now=row.seen_at)
         refusals_store(ingress=row.ingress, region=region, refusals=row.telemetry.get("refusals"), now=row.seen_at)
         if streams := row.telemetry.get("streams"):
             streams_store(ingress=row.ingress, region=region, streams=streams, now=row.seen_at)
-        changed = before != {"connected": True, "revision": row.revision, "cells": row.cells}
+        changed = before != [True, row.revision, row.cells]
     else:
         return
-    if pools_waiting(row.telemetry):
+    is_waiting = bool(pools_waiting(row.telemetry))
+    if is_waiting or row.begins:
         wake_ups.send("traffic.autopilot")
+    if is_waiting:
         wake_ups.send(AUTOSCALE_TASK)
     if changed:
         live.push("traffic")

@@ -19,8 +19,10 @@ from traffic.region_shares.planning.load import (
     arrivals_to_expect,
     assess_place,
     capacity_to_count_on,
+    has_requests,
     in_service,
     ingress_counters,
+    is_calm,
     is_starting,
     lost_regions,
     recent_samples,
@@ -232,3 +234,19 @@ def test_a_region_whose_ingresses_are_all_silent_is_lost_if_agents_report() -> N
     assert not lost_regions(found, LOUD, True, NOW)
     closed = replace(serves, closed=True)
     assert not lost_regions([(closed, assess_place(closed, NOW))], QUIET, True, NOW), "an operator evacuated it"
+
+
+def test_a_window_without_requests_and_with_one_capacity_is_calm() -> None:
+    calm = tuple(Sample(float(at), 0.0, 0.0, 8.0) for at in range(5))
+    assert is_calm(calm)
+    assert is_calm(())
+    for change in ({"arrivals_per_s": 0.1}, {"in_service": 1.0}, {"queued": 1.0}, {"capacity": 4.0}):
+        assert not is_calm((*calm, replace(calm[-1], **change)))
+
+
+def test_an_ingress_has_requests_that_run_or_came_since_the_last_report() -> None:
+    idle = {"pools": {"chat": {"in_flight": 0, "requests_total": 7}}}
+    assert not has_requests(idle, idle)
+    assert has_requests(idle, {"pools": {"chat": {"in_flight": 0, "requests_total": 8}}})
+    assert has_requests(idle, {"pools": {"chat": {"in_flight": 1, "requests_total": 7}}})
+    assert not has_requests({}, {})
