@@ -10,6 +10,7 @@ import logging
 import socket
 import sys
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any, cast
 
 import uvicorn
@@ -17,6 +18,7 @@ from django.db import Error
 
 from controlplane.asgi import agents_application, application, hub
 from controlplane.connection_door import ConnectionDoor, ConnectionLimits, raised_file_limit
+from controlplane.dashboard.warm_up import start_warming
 from controlplane.http_connections import HttpConnectionLimit, http_connections
 from controlplane.processes import wait_for_database
 from controlplane.secret_key import require_secret_key
@@ -35,6 +37,7 @@ WS_PING_EVERY_S, WS_PONG_WITHIN_S = 5.0, 10.0
 """Only for clients that have sent nothing since the last ping was due. A host that lost its power does not close its
 connections."""
 
+DATE_EVERY_S = 1.0
 HEAD_S = 10.0
 """For the head of a request of people and programs, from the connection or the request before it."""
 
@@ -71,13 +74,31 @@ class WebServer(uvicorn.Server):
         self._people, self._agents = people, agents
         self._listening: asyncio.Task[None] | None = None
         self._reporting: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def main_loop(self) -> None:
+        """Uvicorn's loop checks ten times a second whether to stop. This one waits for that, and renews the header
+        `Date` once a second."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(DATE_EVERY_S):
+                    await self._stopping.wait()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Also called by signals, in the middle of any step of the event loop."""
+        super().handle_exit(sig, frame)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._stopping.set)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
         await super().startup(sockets=[])  # none of uvicorn's own
         limits = ConnectionLimits.of_files(raised_file_limit())
         make = http_connections(self.config, self.server_state, HttpConnectionLimit(limits.http, HEAD_S))
         door = ConnectionDoor(self._people, make, limits, is_unlimited=_speaks_for_many)
         door.start(self.config.backlog)
+        start_warming()
         self.servers.append(cast(Any, door))
         self._reporting = asyncio.create_task(_report_host())
         if self._agents is not None:

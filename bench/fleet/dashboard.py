@@ -114,7 +114,7 @@ def _cookie(number: int) -> str:
 
 @contextmanager
 def _web(workers: int) -> Iterator[None]:
-    command = [sys.executable, "-m", "uvicorn", "controlplane.asgi:application", "--port", str(PORT)]
+    command = [sys.executable, "-m", "uvicorn", "--factory", "bench.fleet.dashboard:warm_web", "--port", str(PORT)]
     command += ["--ws", "controlplane.websocket_protocol:WebSocketProtocol", "--log-level", "error"]
     command += ["--no-access-log", "--workers", str(workers)]
     # Users think longer than connections are kept by default, and a client that meets the end of one gives up.
@@ -130,6 +130,16 @@ def _web(workers: int) -> Iterator[None]:
     finally:
         process.terminate()
         process.wait(20)
+
+
+def warm_web() -> Any:
+    """The application of each worker, warm as `controlplane.web` is soon after its start: the requests of `_warm` share
+    a connection, so they reach only one of several workers."""
+    from controlplane.asgi import application
+    from controlplane.dashboard.warm_up import warm_up
+
+    warm_up()
+    return application
 
 
 def _answers() -> bool:
@@ -230,7 +240,7 @@ def _lists(patterns: Any, prefix: str = "") -> Iterator[str]:
 
 
 async def _warm(urls: list[str], cookie: str) -> None:
-    """Every template is compiled once, in every process; and what does not answer 200 is no part of the bench."""
+    """What does not answer 200 is no part of the bench."""
     async with _client(cookie) as client:
         for _ in range(2):
             for url in list(urls):

@@ -8,7 +8,7 @@ validate them (docs/design/operators.md, charts)."""
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import lru_cache
 from html import escape
@@ -192,6 +192,12 @@ def _look(kind: str, properties: str) -> dict[str, Any]:
     made = getattr(graph_objects, kind)(json.loads(properties), _validate=False)
     look: dict[str, Any] = made.to_plotly_json()
     return look
+
+
+def prepare_charts() -> None:
+    """Imports Plotly and makes the objects of a first chart."""
+    series = Series("", (1.0, 2.0))
+    Chart(name="first", title="", unit="", start=datetime.now(UTC), step_s=60.0, series=(series,)).figure  # noqa: B018
 
 
 def with_markers(charts: Iterable[Chart], markers: tuple[Marker, ...]) -> tuple[Chart, ...]:
