@@ -44,6 +44,9 @@ _SETTINGS = {
     "timezone": "UTC",
     "log_timezone": "UTC",
     "jit": "off",  # compiling costs more than it saves on short queries
+    # Commits flush their own log, and few pages are dirty: the two writers need not wake five times a second each.
+    "wal_writer_delay": "2s",
+    "bgwriter_delay": "2s",
 }
 _TESTS_ONLY = {
     "fsync": "off",

@@ -96,6 +96,8 @@ class Cell:
         self.health.on_change = self.watch.changed
         self.idle = asyncio.Event()
         self.idle.set()
+        self.begins = asyncio.Event()
+        """Set with the first request after an idle time."""
         self.cell_header = settings.cell.encode()
         self.server_name = cell_server_name(settings.cell, settings.generation)
         self.request_probe: Callable[[], None] = _no_prober
@@ -238,6 +240,7 @@ class Cell:
     def enter(self, request: InFlight, ingress: str = "") -> None:
         if not self.in_flight:
             self._busy_since = monotonic()
+            self.begins.set()
         self.in_flight.add(request)
         if (of_ingress := self._of_ingresses.get(ingress)) is not None or len(self._of_ingresses) < MAX_INGRESSES:
             self._of_ingresses[ingress] = (of_ingress or 0) + 1

@@ -19,11 +19,14 @@ from engine_agent.cell_proxy.settings import ProxySettings
 from engine_agent.cell_proxy.tls_connection import HANDSHAKE_S, Peer, Peers, TlsConnection
 from engine_agent.cell_proxy.wire import RequestHead
 from engine_agent.protocol.states import Phase
+from engine_agent.protocol.ticks import seconds_to_tick
 from engine_agent.protocol.watchdog import LateWakeUp
 
 BACKLOG = 1024
 _FLUSH_S = 0.2
 """To flush the last bytes at the end of the grace period."""
+_IDLE_SWEEPS = 4
+"""Without a request there are so many times fewer sweeps: only connections that wait for one have limits."""
 _LATE_GRACE_S = 2.0
 """After this process was paused: what clients and the engine sent in the meantime is read first."""
 _LAST_TOKENS_S = 1.0
@@ -112,9 +115,17 @@ class ProxyServer:
         return partial(ClientConnection, partial(respond, self.cell), self.settings.limits, self._clients, admit)
 
     async def _sweep(self) -> None:
-        own = LateWakeUp(grace_s=_LATE_GRACE_S)
+        own, begins = LateWakeUp(grace_s=_LATE_GRACE_S), self.cell.begins
+        every_s = self.settings.limits.sweep_interval_s
         while True:
-            await asyncio.sleep(self.settings.limits.sweep_interval_s)
+            begins.clear()
+            if not self.cell.in_flight:
+                to_tick_s = seconds_to_tick(asyncio.get_running_loop().time())
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(min(to_tick_s, _IDLE_SWEEPS * every_s)):
+                        await begins.wait()
+            if self.cell.in_flight:
+                await asyncio.sleep(every_s)
             now = monotonic()
             if not own.may_enforce(now):
                 continue

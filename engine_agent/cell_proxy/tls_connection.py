@@ -27,6 +27,7 @@ from engine_agent.protocol.identity import (
     IdentityKind,
     name_of_peer,
 )
+from engine_agent.protocol.ticks import seconds_to_tick
 
 LONGEST_RECORD_BYTES: Final = 16 * 1024
 """Of plain text (RFC 8446, section 5.1): a read of this size takes a whole record."""
@@ -177,7 +178,6 @@ class TlsConnection(asyncio.Transport, asyncio.Protocol):
 
 HANDSHAKE_S = 5.0
 """A connection with a longer handshake is cut: until then it counts in no limit."""
-LOOK_EVERY_S = 1.0
 LOG_EVERY_S = 1.0
 """Refusals in between are not logged: a peer with a certificate of the fleet can retry in a loop."""
 
@@ -236,7 +236,7 @@ class Peers:
         """Cuts open connections of revoked certificates, until cancelled."""
         seen = None
         while True:
-            await asyncio.sleep(LOOK_EVERY_S)
+            await asyncio.sleep(seconds_to_tick(asyncio.get_running_loop().time()))
             stamp = self._identity.stamp()
             if stamp == seen:
                 continue

@@ -16,6 +16,7 @@ import uvicorn
 from engine_agent.protocol.api_surface import ErrorForm, error_object
 from engine_agent.protocol.ingress_messages import MAX_BODY_BYTES
 from engine_agent.protocol.local_servers import StateWatch
+from engine_agent.protocol.ticks import seconds_to_tick
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -98,7 +99,6 @@ class HealthPage:
 _KEEP_ALIVE_S = 75
 """Longer than a proxy keeps an idle connection, so that it never sends a request on one that is being closed."""
 _BACKLOG = 2048
-_DATE_EVERY_S = 1.0
 
 
 class PortTaken(Exception):
@@ -154,7 +154,7 @@ class _Server(uvicorn.Server):
         `Date`."""
         while not await self.on_tick(0):
             with suppress(TimeoutError):
-                async with asyncio.timeout(_DATE_EVERY_S):
+                async with asyncio.timeout(seconds_to_tick(asyncio.get_running_loop().time())):
                     await self.stopping.wait()
 
     @contextmanager

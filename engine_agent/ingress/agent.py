@@ -19,6 +19,7 @@ from engine_agent.ingress.certificates import Applications, LinkFiles
 from engine_agent.ingress.command_socket import CommandRefused, Unreachable
 from engine_agent.ingress.config import body_parser_structure_of, render, render_body_parser, structure_of
 from engine_agent.ingress.desired import EMPTY_DESIRED, DesiredHaproxy, desired_from
+from engine_agent.ingress.exit_watch import ExitWatch
 from engine_agent.ingress.grpc_process import GrpcProcess, without_taken_ports
 from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
 from engine_agent.ingress.hold_socket import HoldSocket
@@ -52,12 +53,14 @@ from engine_agent.protocol.request_messages import RequestWindow
 log = logging.getLogger(__name__)
 
 POLL_S = 0.25
-"""Maximum age of the view of a cell."""
+"""Maximum age of the view of a cell. Also how often an exit is looked for where the kernel does not report it."""
+REST_S = 1.0
+"""Between two passes while nothing has to be read more often. A message or an exit ends it."""
 READ_IDLE_EVERY_S = 1.0
 """HAProxy is read this often while it is idle: only its health checks can change. The first request after that is seen
 so much later."""
 READ_PARSERS_EVERY_S = 1.0
-"""Body parsers have no cells: only this agent changes them. Whether they run is checked every `POLL_S`."""
+"""Body parsers have no cells: only this agent changes them."""
 WRITE_AGAIN_S = 2.0
 """Retry of a table that could not be written. The control plane does not send it again, and a full disk must not delay
 it further."""
@@ -97,6 +100,8 @@ class IngressAgent:
         self._accept_at_s = 0.0
         self._newest_revision = 0
         self._wake = asyncio.Event()
+        self._exits = ExitWatch(self._wake.set)
+        self._parser_wakes = tuple(asyncio.Event() for _ in self.body_parsers)
         self._key_counting = KeyCounting()
         self._lost_hosts = LostHosts(settings.times.host_gone_s)
         self._desired: DesiredHaproxy | None = None
@@ -139,8 +144,8 @@ class IngressAgent:
             group.create_task(self.caches.run())
             group.create_task(self.loads.run())
             group.create_task(self.relays.read())
-            for parser in self.body_parsers:
-                group.create_task(self._supervise_parser(parser))
+            for parser, wake in zip(self.body_parsers, self._parser_wakes, strict=True):
+                group.create_task(self._supervise_parser(parser, wake))
             group.create_task(self._supervise_serving(send, send_requests))
 
     async def stop(self, grace_s: float) -> None:
@@ -190,10 +195,7 @@ class IngressAgent:
                 send(report)
             for window in self._samples.take():
                 send_requests(window)
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(POLL_S):
-                    await self._wake.wait()
-            self._wake.clear()
+            await _wait(self._wake, self._pause_s())
 
     def _note_lines(self, lines: bytes) -> None:
         self._samples.note(lines)
@@ -211,14 +213,25 @@ class IngressAgent:
             await self._applications.load(self.serving.running)
         await self._take_back_from_lost_hosts()
 
-    async def _supervise_parser(self, parser: HaproxySupervisor) -> None:
-        whole, desired = self._desired, None
+    def _pause_s(self) -> float:
+        """Until the next pass, if nothing happens before."""
+        pids = [self.serving.process.pid, self.grpc.pid, *(relay.pid for relay in self.relays.processes)]
+        is_watched = self._exits.follow([pid for pid in pids if pid is not None])
+        is_well = pids[0] is not None and not (self.serving.problem or self.grpc.problem or self.relays.problem)
+        if not (is_watched and is_well and self.serving.is_idle):
+            return POLL_S
+        return min(REST_S, max(POLL_S, self._report_due_s - asyncio.get_running_loop().time()))
+
+    async def _supervise_parser(self, parser: HaproxySupervisor, wake: asyncio.Event) -> None:
+        whole, desired, exits = self._desired, None, ExitWatch(wake.set)
         while True:
             if desired is None or whole is not self._desired:
                 whole = self._desired
                 desired = _for_parser(whole) if whole else None
-            await parser.reconcile(desired, _for_parser(EMPTY_DESIRED))
-            await asyncio.sleep(POLL_S)
+            is_settled = await parser.reconcile(desired, _for_parser(EMPTY_DESIRED))
+            pid = parser.process.pid
+            is_watched = exits.follow([] if pid is None else [pid])
+            await _wait(wake, REST_S if is_settled and is_watched else POLL_S)
 
     def _note_request_on_hold(self) -> None:
         """A request waits for a first cell: report it immediately."""
@@ -293,6 +306,8 @@ class IngressAgent:
             log.error("%s", self._refusal)
             return
         self._desired, self._refusal = desired, ""
+        for wake in self._parser_wakes:
+            wake.set()
         if table.grpc and not desired.features.grpc and self._pending_table is None:
             self._pending_table = table
             self._accept_at_s = asyncio.get_running_loop().time() + PORT_AGAIN_S
@@ -334,6 +349,13 @@ class IngressAgent:
                 self._streams.report(now_s),
             ),
         )
+
+
+async def _wait(wake: asyncio.Event, seconds: float) -> None:
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await wake.wait()
+    wake.clear()
 
 
 def _cells_by_cache(desired: DesiredHaproxy) -> dict[str, CellAddress]:

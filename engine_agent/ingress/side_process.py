@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 KILL_WITHIN_S: Final = 2.0
 POLL_S: Final = 0.05
+BOUND_EVERY_S: Final = 10.0
+"""Of its log."""
 
 
 class SideProcess:
@@ -44,6 +46,7 @@ class SideProcess:
         self._children: list[subprocess.Popen[bytes]] = []
         self._restarts = RestartBackoff()
         self._arguments: tuple[str, ...] | None = None
+        self._bound_due_s = 0.0
 
     def make_folder(self) -> None:
         """Creates the folder of the sockets, which HAProxy's workers and the process use. Raises OSError."""
@@ -61,7 +64,8 @@ class SideProcess:
             self.problem = ""
         elif not is_alive:
             self._start(arguments)
-        else:
+        elif (now_s := asyncio.get_running_loop().time()) >= self._bound_due_s:
+            self._bound_due_s = now_s + BOUND_EVERY_S
             bound(self._log_file)
 
     async def stop(self, within_s: float) -> None:

@@ -71,7 +71,8 @@ class HaproxySupervisor:
         runs. `read_idle_every_s`: the same while it is idle."""
         self._read_every_s = read_every_s
         self._read_idle_every_s = max(read_every_s, read_idle_every_s)
-        self._is_idle = False
+        self.is_idle = False
+        """As desired, and without requests between two readings."""
         self._read_at_s = -math.inf
         self.readings_total = 0
         self._in_force: DesiredHaproxy | None = None
@@ -128,7 +129,7 @@ class HaproxySupervisor:
 
     @property
     def _pause_s(self) -> float:
-        return self._read_idle_every_s if self._is_idle else self._read_every_s
+        return self._read_idle_every_s if self.is_idle else self._read_every_s
 
     async def _keep_alive(self, desired: DesiredHaproxy) -> None:
         """Restarts a HAProxy that exited or hangs. Only commands of earlier passes count, because a late pass has sent
@@ -156,7 +157,7 @@ class HaproxySupervisor:
         map_names = desired.maps if desired else ()
         steered = dict(self.steered)
         before, self.running = self.running, await self._read_worker(map_names)
-        self._is_idle = before is not None and was_idle(before, self.running)
+        self.is_idle = before is not None and was_idle(before, self.running)
         if desired is None:
             return
         # What was changed while HAProxy was read is not compared with the reading.
@@ -165,6 +166,7 @@ class HaproxySupervisor:
         for step in steps:
             await self._apply(step, desired)
         if steps:
+            self.is_idle = False
             self.running = await read_worker(self.process.admin, map_names)
 
     async def _read_worker(self, map_names: Iterable[str]) -> RunningHaproxy:

@@ -44,6 +44,7 @@ from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Ord
 from engine_agent.protocol.ports import AGENT_METRICS, ARTIFACTS
 from engine_agent.protocol.request_messages import WINDOW_S
 from engine_agent.protocol.states import EngineState
+from engine_agent.protocol.ticks import seconds_to_tick
 from engine_agent.protocol.tracing import TRACEPARENT, TraceSettings, TracingOff, begin_span, span_json, trace_settings
 from engine_agent.protocol.watchdog import AwakeClock
 
@@ -99,15 +100,11 @@ class OrderTrace:
 
 log = logging.getLogger(__name__)
 
-CONVERGE_AT_LEAST_EVERY_S = 1.0
-"""Longest delay in noticing limits that depend only on time (a silent proxy, a late start)."""
+# `TICK_S` is the longest delay in noticing limits that depend only on time (a silent proxy, a late start).
 PAUSE_AFTER_ERROR_S = 1.0
 BOUND_LOGS_EVERY_S = 60.0
 DELETE_BLOCKS_EVERY_S = 3600.0
-READ_LOGS_EVERY_S = 1.0
-"""Lines are sent only while a user reads them."""
 NEURON = "neuron"
-POLL_CHECKS_EVERY_S = 1.0
 READ_STACK_EVERY_S = 30.0
 """Longest delay in reporting software that was installed under a running agent."""
 
@@ -236,7 +233,7 @@ class NodeAgent:
 
     async def _converge_once(self) -> None:
         until_s = self._converge()
-        pause_s = CONVERGE_AT_LEAST_EVERY_S
+        pause_s = _seconds_to_tick()
         if until_s is not None:
             pause_s = min(pause_s, max(0.01, until_s - self._awake.now_s()))
         try:
@@ -283,7 +280,8 @@ class NodeAgent:
         await asyncio.sleep(DELETE_BLOCKS_EVERY_S)
 
     async def _read_logs_once(self) -> None:
-        await asyncio.sleep(READ_LOGS_EVERY_S)
+        """Lines are sent only while a user reads them."""
+        await asyncio.sleep(_seconds_to_tick())
         tail = self._logs.due(self._node.order)
         if tail is not None:
             self._connection.send_logs(tail)
@@ -291,7 +289,7 @@ class NodeAgent:
             self._engine_log.read()  # it searches for messages of Neuron's runtime
 
     async def _check_once(self) -> None:
-        await asyncio.sleep(POLL_CHECKS_EVERY_S)
+        await asyncio.sleep(_seconds_to_tick())
         order = self._node.order
         await self._checks.run_requested(order.check if order else None, is_serving=self._node.is_serving)
 
@@ -367,6 +365,10 @@ class NodeAgent:
         )
         self._steps = report.steps if observed.state is EngineState.READY else None
         self._connection.send(report)
+
+
+def _seconds_to_tick() -> float:
+    return seconds_to_tick(asyncio.get_running_loop().time())
 
 
 def _pythons_of(place: NodePlace) -> tuple[Path, ...]:

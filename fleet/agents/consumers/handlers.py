@@ -54,6 +54,10 @@ class ReportBuffer(Generic[R]):
             self._latest[agent] = self._pending[agent] = report
         return previous
 
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._pending)
+
     def latest(self, agent: str) -> R | None:
         """Returns the last report of the agent's open connection."""
         with self._lock:
@@ -125,6 +129,10 @@ class WindowBuffer:
         )
         if len(self._windows) < WINDOWS_KEPT and budget.take(now_s):
             self._windows.append((session, window))
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._windows)
 
     def take(self) -> list[tuple[AgentSession, RequestWindow]]:
         return [self._windows.popleft() for _ in range(len(self._windows))]
@@ -201,6 +209,10 @@ class NodeHandler:
     def on_disconnect(self, session: AgentSession) -> None:
         self._reports.end(session.identity.id, session.key, _disconnected_report)
 
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._reports.is_waiting or self._faults or self._logs or self._windows.is_waiting)
+
     def flush(self) -> None:
         self._reports.flush(reports_store)
         while self._faults:
@@ -216,6 +228,8 @@ class NodeHandler:
     def _write_logs(self) -> None:
         """Lines that cannot be written are dropped: the agent sends them again."""
         tails: dict[str, LogTail] = {}
+        if not self._logs:
+            return
         while self._logs:
             node, tail = self._logs.popitem()
             tails[node] = tail
@@ -283,6 +297,10 @@ class MachineHandler:
 
     def on_disconnect(self, session: AgentSession) -> None:
         self._reports.end(session.identity.id, session.key, _machine_disconnected)
+
+    @property
+    def is_waiting(self) -> bool:
+        return self._reports.is_waiting
 
     def flush(self) -> None:
         self._reports.flush(machine_reports_store)

@@ -21,6 +21,7 @@ from django.db import DatabaseError, InterfaceError, OperationalError, close_old
 from engine_agent.protocol.codec import BadMessage
 from engine_agent.protocol.messages import CertificateRequest, DownMessage, Hello, UpMessage
 from engine_agent.protocol.states import AgentKind
+from engine_agent.protocol.ticks import seconds_to_tick
 from fleet.agents.consumers.certificates import CertificateExchange
 from fleet.agents.consumers.limits import (
     Backlog,
@@ -58,7 +59,6 @@ STORM_PAUSE_S = 0.25
 """The same while more than `MANY_HELLOS` agents connect, when a write, and a read of all sessions, would otherwise
 follow every few hellos."""
 REVOKED_EVERY_S = 5.0
-PREFIXES_EVERY_S = 1.0
 SEND_LIMIT_S = 10.0
 """An agent that accepts no message for so long counts as gone."""
 CLOSE_LIMIT_S = 1.0
@@ -122,6 +122,10 @@ class AgentHandler(Protocol):
 
     def on_disconnect(self, session: AgentSession) -> None:
         pass
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether `flush` has something to store."""
 
     def flush(self) -> None: ...
 
@@ -328,17 +332,18 @@ class AgentHub:
         )
         for kind in self.handlers:
             AGENTS_CONNECTED.labels(kind.value).set(sum(s.identity.kind is kind for s in self.sessions.values()))
-        await asyncio.sleep(1.0)
+        await asyncio.sleep(_seconds_to_tick())
 
     async def _flush_loop(self) -> None:
         try:
-            async with asyncio.timeout(FLUSH_EVERY_S):
+            async with asyncio.timeout(_seconds_to_tick()):
                 await self._urgent.wait()
             await asyncio.sleep(STORM_PAUSE_S if self._is_storm else URGENT_PAUSE_S)
         except TimeoutError:
             pass
         self._urgent.clear()
-        flushes = (self.in_database(Lane.REPORTS, handler.flush) for handler in self.handlers.values())
+        waiting = (handler for handler in self.handlers.values() if handler.is_waiting)
+        flushes = (self.in_database(Lane.REPORTS, handler.flush) for handler in waiting)
         failed = [error for error in await asyncio.gather(*flushes, return_exceptions=True) if error is not None]
         if not any(isinstance(error, DATABASE_AWAY) for error in failed):
             self._stored_at_s = monotonic()
@@ -347,7 +352,7 @@ class AgentHub:
 
     async def _send_loop(self) -> None:
         try:
-            async with asyncio.timeout(FLUSH_EVERY_S):
+            async with asyncio.timeout(_seconds_to_tick()):
                 await self._wake_up.wait()
         except TimeoutError:
             pass
@@ -409,7 +414,7 @@ class AgentHub:
     async def _trust_loop(self) -> None:
         await self._certificates.tell(list(self.sessions.values()))
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FLUSH_EVERY_S):
+            async with asyncio.timeout(_seconds_to_tick()):
                 await self._trust.wait()
         self._trust.clear()
 
@@ -417,10 +422,14 @@ class AgentHub:
         newest, prefixes = await self.in_database(Lane.ORDERS, credential_prefixes, self._newest_credential)
         self._newest_credential = newest
         self.credential_filter.add_prefixes(prefixes)
-        await asyncio.sleep(PREFIXES_EVERY_S)
+        await asyncio.sleep(_seconds_to_tick())
 
     async def _watch_loop(self) -> None:
         """Watches the control loops and other control hosts: a stopped one cannot report it itself."""
         await asyncio.sleep(CHECK_EVERY_S)
         await self.in_database(Lane.ORDERS, lambda: self._loop_watch.check(clock.now()))
         await self.in_database(Lane.ORDERS, lambda: self._host_watch.check(clock.now()))
+
+
+def _seconds_to_tick() -> float:
+    return seconds_to_tick(asyncio.get_running_loop().time())

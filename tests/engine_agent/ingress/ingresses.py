@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 # Each step of a test waits for the next pass of the agent, and for its next reading of HAProxy.
-agent.POLL_S, agent.READ_IDLE_EVERY_S = 0.1, 0.25
+agent.POLL_S, agent.READ_IDLE_EVERY_S, agent.REST_S = 0.1, 0.25, 0.25
 
 HOP_SECRET = "f" * 40
 HOME = "us-east-1"
