@@ -16,6 +16,7 @@ from engine_agent.cell_proxy import refusal as refusals
 from engine_agent.cell_proxy.admission import RequestMetadata
 from engine_agent.cell_proxy.batch_window import STEER_EVERY_S, BatchQueue
 from engine_agent.cell_proxy.cell_cache import CellCache
+from engine_agent.cell_proxy.departures import Departures
 from engine_agent.cell_proxy.handovers import Handovers
 from engine_agent.cell_proxy.health import EngineHealth, ProxyStatus
 from engine_agent.cell_proxy.log import LineLog
@@ -44,6 +45,9 @@ class InFlight(Protocol):
 
     def cut(self, refusal: Refusal) -> None: ...
 
+    @property
+    def is_leaving(self) -> bool: ...
+
     def leave(self) -> None:
         """The cell drains: a stream that can continue elsewhere does."""
 
@@ -68,6 +72,7 @@ class Cell:
         )
         self.spans = SpanExporter(settings.traces, {"switchyard.cell": settings.cell}) if settings.traces else None
         self.in_flight: set[InFlight] = set()
+        self.departures = Departures()
         self._of_ingresses: dict[str, int] = {}
         """Requests in flight by the ingress that sent them, without those at 0."""
         self.sequences = 0
@@ -225,9 +230,10 @@ class Cell:
             self.phase = phase
             self.watch.changed()
             self.log.event(event="phase", cell=self.settings.cell, phase=phase, in_flight=len(self.in_flight))
-            if phase is not Phase.SERVE:
-                for request in tuple(self.in_flight):
-                    request.leave()
+            if phase is Phase.SERVE:
+                self.departures.stop()
+            else:
+                self.departures.add(*self.in_flight)
 
     async def is_engine_well(self) -> bool:
         """Checks /health until it has answered or the engine counts as unhealthy, because a request saw the engine
@@ -264,6 +270,7 @@ class Cell:
         self.weight -= weight
         self.sequences -= sequences
         self.batch.leave(request)
+        self.departures.ended(request)
         if not self.in_flight:
             self.idle.set()
 

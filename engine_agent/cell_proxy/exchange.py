@@ -76,7 +76,7 @@ class Exchange:
         self._started = self._response_begun = self._ended = False
         self._keep_alive = self._chunked = False
         self._verifying = self._download_paused = False
-        self._is_leaving = False
+        self.is_leaving = False
         self._engine_failure = ""
         self._last_byte_at = self._record.began_at
 
@@ -122,7 +122,7 @@ class Exchange:
         verified."""
         if self._connection is None:
             return
-        if self._download_paused or self._verifying or self._is_leaving:
+        if self._download_paused or self._verifying or self.is_leaving:
             self._connection.pause_reading()
         else:
             self._connection.resume_reading()
@@ -154,14 +154,16 @@ class Exchange:
         if is_told or self._ended or not (self._chunked and self._record.can_continue):
             return
         self._record.leave()
-        self._is_leaving = True
+        self.is_leaving = True
         self._client.write(chunk(mark + b"\n"))
         self._govern_engine()
         asyncio.get_running_loop().call_later(LEAVES_WITHIN_S, self._stay)
 
     def _stay(self) -> None:
-        self._is_leaving = False
-        self._govern_engine()
+        self.is_leaving = False
+        if not self._ended:
+            self._govern_engine()
+            self._cell.departures.stayed(self)
 
     @contained
     def cut(self, refusal: Refusal) -> None:
@@ -382,7 +384,7 @@ class Exchange:
         if complete:
             self._finish(response)
         elif opening and self._cell.phase is not Phase.SERVE:
-            self.leave()
+            self._cell.departures.add(self)
 
     def _open(self, response: ResponseHead) -> bytes:
         """Begins the answer. From here on the request cannot be repeated."""

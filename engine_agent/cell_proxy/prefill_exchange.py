@@ -81,6 +81,10 @@ class PrefillExchange:
     def cut(self, refusal: Refusal) -> None:
         self.refuse(refusal)
 
+    @property
+    def is_leaving(self) -> bool:
+        return False
+
     def leave(self) -> None: ...
 
     # --- what it does ---

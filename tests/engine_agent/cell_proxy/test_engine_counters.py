@@ -233,6 +233,10 @@ class Request:
 
     def cut(self, refusal: Refusal) -> None: ...
 
+    @property
+    def is_leaving(self) -> bool:
+        return False
+
     def leave(self) -> None: ...
 
 

@@ -314,4 +314,8 @@ class _Request:
 
     def cut(self, refusal: Refusal) -> None: ...
 
+    @property
+    def is_leaving(self) -> bool:
+        return False
+
     def leave(self) -> None: ...

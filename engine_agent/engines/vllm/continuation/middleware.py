@@ -3,7 +3,7 @@
 import json
 import re
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
 from contextlib import suppress
 from typing import Any
 
@@ -22,6 +22,7 @@ from engine_agent.protocol.continuation import (
 
 Message = MutableMapping[str, Any]
 STREAM_TYPE = b"text/event-stream"
+MOST_HELD_BYTES = 256 * 1024
 _NAME = CONTINUATION_MEMBER.encode()
 _MEMBER = re.compile(rb',\s*"' + _NAME + rb'"\s*:')
 """It matches in no text, whose quotes are escaped."""
@@ -98,7 +99,7 @@ class Continuations:
         run = Run(continuation)
         token = replay.begin(run)
         try:
-            await self._app(scope, receive, _Marked(_Held(send, run), run))
+            await self._app(scope, receive, _Marked(send if continuation is None else _Held(send, run), run))
         finally:
             replay.end(token)
 
@@ -121,11 +122,13 @@ class _Marked:
 
 class _Held:
     """Holds the answer to a continuation until the repeated tokens are accepted, because their refusal has another
-    status: vLLM begins a stream before it queues the request."""
+    status: vLLM begins a stream before it queues the request. Then it holds the events that the client has, and sends
+    them in one piece with the next one: alone, each would cost the server, two proxies and the relay a turn."""
 
     def __init__(self, send: Send, run: Run) -> None:
         self._send, self._run = send, run
         self._held: list[Message] = []
+        self._held_bytes = 0
         self._is_refused = False
 
     async def __call__(self, message: Message) -> None:
@@ -135,12 +138,22 @@ class _Held:
                 await _refuse(self._send, self._run.refusal)
             return
         is_last = message["type"] == "http.response.body" and not message.get("more_body", False)
-        if not self._run.is_accepted and not is_last:
-            self._held.append(message)
+        self._held.append(message)
+        self._held_bytes += len(message.get("body", b""))
+        is_long = self._held_bytes >= MOST_HELD_BYTES
+        if not is_last and (not self._run.is_accepted or (self._run.is_repeating and not is_long)):
             return
-        held, self._held = self._held, []
-        for each in (*held, message):
+        held, self._held, self._held_bytes = self._held, [], 0
+        for each in _joined(held):
             await self._send(each)
+
+
+def _joined(messages: list[Message]) -> Iterator[Message]:
+    """All bodies in one."""
+    bodies = [each for each in messages if each["type"] == "http.response.body"]
+    yield from (each for each in messages if each["type"] != "http.response.body")
+    if bodies:
+        yield {**bodies[-1], "body": b"".join(each.get("body", b"") for each in bodies)}
 
 
 async def _refuse(send: Send, why: str) -> None:

@@ -27,6 +27,10 @@ class Run:
         """Why it cannot be continued; the request fails."""
         self.is_accepted = continuation is None
         """The repeated tokens are processed, so the answer may begin."""
+        self._repeated = continuation.tokens if continuation is not None else 0
+        self._seen = 0
+        self.is_repeating = self._repeated > 0
+        """Its events are those that the client has."""
         self._sequences = 0
         self._is_marked = False
         self._prompt = ""
@@ -51,7 +55,10 @@ class Run:
         """Yields the outputs, and notes the tokens of each before the server processes it."""
         async with aclosing(outputs):
             async for output in outputs:
-                self._pending += output.outputs[0].token_ids
+                ids = output.outputs[0].token_ids
+                self.is_repeating = self.is_repeating and self._seen < self._repeated
+                self._seen += len(ids)
+                self._pending += ids
                 self._note_cached(output)
                 yield output
 

@@ -7,7 +7,7 @@ import pytest
 
 from engine_agent.engines.vllm.environment import install
 from engine_agent.protocol.messages import Artifact
-from tests.engine_agent.engines.vllm.fewer_layers import first_layers
+from lab.fewer_layers import first_layers
 from tests.engine_agent.engines.vllm.forks import Begin, ForkServers
 from tests.engine_agent.engines.vllm.running_cell import (
     CACHE,

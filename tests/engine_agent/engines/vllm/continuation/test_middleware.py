@@ -141,6 +141,31 @@ def test_marks_come_before_the_events_that_depend_on_their_tokens(pieces: int) -
     assert answered(streaming, GIVEN + MEMBER, pieces=pieces) == (200, STREAM)
 
 
+@pytest.mark.parametrize(("limit", "pieces"), [(1000, [b"abc"]), (1, [b"a", b"b", b"c"])])
+def test_the_events_that_the_client_has_are_sent_in_one_piece(
+    limit: int, pieces: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(middleware, "MOST_HELD_BYTES", limit)
+    run, sent = Run(Continuation("1:ab", ((1,), (2,)))), []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def outputs() -> Any:
+        for token in (1, 2, 3):
+            yield output(token)
+
+    async def serve() -> None:
+        held, words = middleware._Held(send, run), iter((b"a", b"b", b"c"))
+        await begin(held)
+        run.is_accepted = True
+        async for _ in run.watch(outputs()):
+            await event(held, next(words))
+
+    asyncio.run(serve())
+    assert [message["body"] for message in sent[1:]] == pieces
+
+
 def test_the_application_gets_the_body_without_the_member() -> None:
     async def serve(body: bytes, send: Send) -> None:
         await begin(send, b"application/json")
