@@ -26,6 +26,7 @@ from lab.embedded_servers import EmbeddedServers
 
 UP_WITHIN_S = 120.0
 CERTIFICATES_TOGETHER = 1000
+LOG_SHOWN = 2000
 NO_PROVIDER = "bench"
 """A name that no provider has: none reports a machine as gone, and none launches one."""
 
@@ -181,7 +182,7 @@ class ControlPlane:
                 time.sleep(0.2)
             else:
                 return
-        raise SystemExit("web does not answer")
+        raise SystemExit(f"web does not answer: {self._log.read_text(errors='replace')[-LOG_SHOWN:]}")
 
     def kill_webs(self) -> None:
         for port in self.ports:
