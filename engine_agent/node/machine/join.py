@@ -283,7 +283,11 @@ def _install(
 
 
 def _undo(paths: HostPaths) -> None:
+    """Stops everything. An agent that connected late may have started its node already, whose ports the next try
+    needs."""
     service.stop(paths)
+    for name in tenant_names(paths):
+        Tenant(name, paths, AGENT_ROOT).wipe()
     paths.current.unlink(missing_ok=True)
     for path in (paths.code / "run", *paths.of_releases):
         path.unlink(missing_ok=True)

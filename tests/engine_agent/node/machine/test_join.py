@@ -16,18 +16,37 @@ import msgspec
 import pytest
 from django.template.loader import render_to_string
 
+from engine_agent.engines.base import NODE_ID_VARIABLE
 from engine_agent.node.enrolment import Enrolment
 from engine_agent.node.machine import join, service
 from engine_agent.node.machine.facts import Seen, failures
 from engine_agent.node.machine.join import JoinClient, ports_of, uninstall
 from engine_agent.node.machine.paths import HostPaths, Joined
 from engine_agent.node.machine.reboots import Reboots
+from engine_agent.node.machine.tenant import Tenant
 from engine_agent.protocol.engine_builds import EngineBuild, HostFacts, NeededBuild
 from engine_agent.protocol.machine_messages import MachineFacts
 from engine_agent.protocol.ports import PORTS_PER_NODE, hop_port, tls_port
 from tests.engine_agent.engines.builds.packed import facts as build_facts
 from tests.engine_agent.node.machine.made_releases import NEW, files, put
 from tests.ports import free_ports
+
+
+def test_a_node_that_a_late_agent_has_started_ends_with_the_failed_join(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tenant, "_stop", lambda _: None)
+    paths = HostPaths(tmp_path / "code")
+    folder = paths.runs / "n-0a1b2c3d"
+    folder.mkdir(parents=True)
+    variables = {**os.environ, NODE_ID_VARIABLE: folder.name}
+    with subprocess.Popen(["sleep", "60"], env=variables, start_new_session=True) as node:
+        try:
+            cast(Any, join)._undo(paths)
+            assert node.wait(timeout=30) < 0
+        finally:
+            node.kill()
+    assert not paths.state.exists()
 
 
 def test_engines_of_other_accounts_can_run_what_was_unpacked_under_any_umask(
