@@ -87,6 +87,7 @@ class MachineSerializer(serializers.ModelSerializer[Machine]):
     image = serializers.CharField(help_text="The image that it booted.")
     price_per_hour = serializers.FloatField(allow_null=True, help_text="US dollars; null: unknown.")
     cloud_state = serializers.CharField(help_text="Its last state in the cloud.")
+    cloud_reason = serializers.CharField(help_text="Why its cloud ended it; empty: it has not, or stated no reason.")
     network_nodes = serializers.SerializerMethodField(help_text="Widest first, starting with its zone; empty: unknown.")
     broken = serializers.DictField(
         child=serializers.CharField(), help_text="Its devices, or `machine`, that no node gets, with the reason."
@@ -98,8 +99,8 @@ class MachineSerializer(serializers.ModelSerializer[Machine]):
         fields = [
             "id", "provider", "provider_id", "address", "region", "role", "instance_type", "state", "reason", "tone",
             "node", "layout", "layout_pinned", "nodes", "connected", "agent_version", "may_reboot", "what", "zone",
-            "market", "reservation", "image", "price_per_hour", "cloud_state", "network_nodes", "broken", "notices",
-            "state_since", "created_at",
+            "market", "reservation", "image", "price_per_hour", "cloud_state", "cloud_reason", "network_nodes",
+            "broken", "notices", "state_since", "created_at",
         ]  # fmt: skip
         examples = {
             "id": "m-7c1d9e02",
@@ -108,6 +109,7 @@ class MachineSerializer(serializers.ModelSerializer[Machine]):
             "layout": "4x2",
             "what": "8 x NVIDIA H100 80GB HBM3, 192 cores, 2015 GiB",
             "cloud_state": "",
+            "cloud_reason": "",
             "broken": {},
             "network_nodes": ["spine-2", "rack-7"],
         }

@@ -69,8 +69,8 @@ class Machine(models.Model):
     joined machines.
 
     Of a cloud machine: `launched_by`: its launch attempt; place; price in US dollars an hour (null: unknown);
-    `cloud_state` as of `cloud_seen_at`; `absent_lists`: complete lists in a row without it; `topology_at`: last request
-    for its network nodes."""
+    `cloud_state` as of `cloud_seen_at`; `cloud_reason`: why its cloud ended it, at `cloud_ended_at`; `absent_lists`:
+    complete lists in a row without it; `topology_at`: last request for its network nodes."""
 
     id = models.CharField(max_length=32, primary_key=True)
     provider = models.CharField(max_length=32)
@@ -116,6 +116,8 @@ class Machine(models.Model):
     price_per_hour = models.FloatField(null=True)
     cloud_state = models.CharField(max_length=16, blank=True)
     cloud_seen_at = models.DateTimeField(null=True)
+    cloud_reason = models.TextField(blank=True)
+    cloud_ended_at = models.DateTimeField(null=True)
     absent_lists = models.PositiveIntegerField(default=0)
     topology_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField()

@@ -315,7 +315,8 @@ LIMITS: Mapping[str, ProviderLimits] = {
         has_power_control=True,
     ),
     # Its container instances run already: a task only pulls its image.
-    "ecs": ProviderLimits(launch_grace_s=120.0, join_timeout_s=600.0, boot_s=90.0, places_s=TOPOLOGY_CALL_EVERY_S),
+    # Its `gone` is proof: a task that is not listed yet counts as running.
+    "ecs": ProviderLimits(launch_grace_s=0.0, join_timeout_s=600.0, boot_s=90.0, places_s=TOPOLOGY_CALL_EVERY_S),
     "local": ProviderLimits(has_power_control=True),
     POOLED: ProviderLimits(),
 }

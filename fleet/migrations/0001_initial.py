@@ -874,6 +874,8 @@ class Migration(migrations.Migration):
                 ('price_per_hour', models.FloatField(null=True)),
                 ('cloud_state', models.CharField(blank=True, max_length=16)),
                 ('cloud_seen_at', models.DateTimeField(null=True)),
+                ('cloud_reason', models.TextField(blank=True)),
+                ('cloud_ended_at', models.DateTimeField(null=True)),
                 ('absent_lists', models.PositiveIntegerField(default=0)),
                 ('topology_at', models.DateTimeField(null=True)),
                 ('created_at', models.DateTimeField()),

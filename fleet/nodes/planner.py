@@ -29,6 +29,9 @@ RECONNECT_WITHIN = timedelta(seconds=20)
 MAX_EXCUSED = timedelta(seconds=120)
 """Limit of the time for which trouble of the control plane excuses a node, so that web processes that never catch up or
 restart repeatedly cannot hide a dead node."""
+WAITS_FOR_MACHINE = "it waits for its machine: "
+"""Beginning of the reason of a node whose launch is repeated; `NEXT_TRY` follows the reason."""
+NEXT_TRY = "; next try at "
 _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 

@@ -2,7 +2,7 @@
 number of nodes. A desired state is always complete: it is built from the cell that the node is in."""
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -36,7 +36,7 @@ from fleet.deployments.models import Deployment
 from fleet.faults.planning.liveness import WATCHED
 from fleet.machines.models import Machine, MachineSlot
 from fleet.nodes.models import AgentListener, Node, NodeCheck, NodeLog, NodeReport
-from fleet.nodes.planner import HolderView, plan_holders
+from fleet.nodes.planner import NEXT_TRY, WAITS_FOR_MACHINE, HolderView, plan_holders
 from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.states import CELL_PHASE, CellState, MachineState, NodeState
 from kernel.row_cache import FullLooks, RowCache
@@ -129,6 +129,29 @@ def spare_nodes() -> dict[tuple[str, str], int]:
     spare = Node.objects.filter(state=NodeState.READY.value, cordoned=False, member=None)
     counted = spare.order_by().values_list("region_id", "instance_type_id").annotate(count=Count("id"))
     return {(region, kind): count for region, kind, count in counted}
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitedMachines:
+    """Nodes of a type in a region that wait for their machines, or whose machines did not start, for the same
+    reason."""
+
+    region: str
+    instance_type: str
+    nodes: int
+    reason: str
+
+
+def machines_awaited(regions: Iterable[str], instance_types: Iterable[str]) -> tuple[AwaitedMachines, ...]:
+    """Why machines of these types do not arrive in these regions. One query."""
+    coming = Q(state=NodeState.JOINING.value, reason__startswith=WAITS_FOR_MACHINE)
+    failed = Q(state=NodeState.LOST.value, report=None)
+    rows = Node.objects.filter(coming | failed, region__in=list(regions), instance_type__in=list(instance_types))
+    counts = Counter(
+        (region, kind, reason.removeprefix(WAITS_FOR_MACHINE).partition(NEXT_TRY)[0])
+        for region, kind, reason in rows.values_list("region_id", "instance_type_id", "reason")
+    )
+    return tuple(AwaitedMachines(region, kind, nodes, why) for (region, kind, why), nodes in sorted(counts.items()))
 
 
 class DesiredVersions:

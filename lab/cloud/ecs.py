@@ -44,6 +44,7 @@ class Task:
     stopped: float | None = None
     code: str = ""
     reason: str = ""
+    container_reason: str = ""
     keys: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
     told: str = field(default="", repr=False)
 
@@ -75,6 +76,7 @@ class Task:
             answer["startedAt"] = moment(self.runs)
         if self.stops is not None:
             answer |= {"stopCode": self.code, "stoppedReason": self.reason, "stoppingAt": moment(self.stops)}
+            answer |= {"containers": [{"name": "agent", "reason": self.container_reason}]}
         if status == "STOPPED":
             answer["stoppedAt"] = moment(self.stopped or now)
         return answer
@@ -149,6 +151,8 @@ def start_task(world: World, call: Call) -> dict[str, Any]:
         raise Refused("InvalidParameterException", "startedBy must be at most 36 characters.")
     backend = world.backend(SERVICE, call.region)
     definition = _definition(backend, call.params["taskDefinition"])
+    if definition.status != "ACTIVE":
+        raise Refused("ClientException", "TaskDefinition is inactive")
     started, failures = [], []
     for each in asked:
         row = _instances(world, call.region, cluster).get(each.rpartition("/")[2])

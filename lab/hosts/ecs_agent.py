@@ -136,7 +136,7 @@ class Agent:
         elif order["status"] != "PENDING":
             self._ended[name] = {"status": "STOPPED", "reason": "Host was restarted"}
         elif not order["is_pulled"]:
-            reason = f"CannotPullContainerError: {order['image']} is not in its registry"
+            reason = f"CannotPullContainerError: failed to resolve ref {order['image']}: {order['image']}: not found"
             self._ended[name] = {"status": "STOPPED", "code": "TaskFailedToStart", "reason": reason}
         else:
             self._containers[name] = Container(order)

@@ -13,7 +13,7 @@ from tests.scenarios.lab_cloud import REGION, TYPE, Cloud, cloud, eventually
 
 __all__ = ["cloud"]
 
-pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(1200)]
+pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(2400)]
 
 NODES = 5
 """Of two cells, and a spare."""
@@ -150,6 +150,8 @@ def an_image_that_no_registry_has_turns_back(cluster: Cluster) -> None:
 
     eventually(went_back, "two tasks failed to start, and the move turned back")
     assert any("CannotPullContainerError" in row["reason"] for row in cloud.ask_cloud("tasks"))
+    lost = [row["message"] for row in cloud.rows("events/?page_size=500") if row["kind"] == "node.lost"]
+    assert sum("its task ended before it joined: TaskFailedToStart: CannotPull" in text for text in lost) >= 2, lost
     eventually(cluster.is_whole, "both cells and a spare run")
 
 

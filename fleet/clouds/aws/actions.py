@@ -121,7 +121,6 @@ _CALLS = (
             "ListTasks",
             "ListContainerInstances",
             "DescribeContainerInstances",
-            "UpdateContainerInstancesState",
             "PutAttributes",
         )
     ),

@@ -89,7 +89,6 @@ def _probes(cluster: ClusterBase, account: str, region: str) -> Iterator[tuple[s
     yield "DeregisterTaskDefinition", {"taskDefinition": revision}
     yield "StartTask", there | instance | {"taskDefinition": revision}
     yield "StopTask", there | {"task": NOTHING}
-    yield "UpdateContainerInstancesState", there | instance | {"status": "ACTIVE"}
     attribute = {"name": "switchyard.path", "value": "none", "targetType": "container-instance", "targetId": NOTHING}
     yield "PutAttributes", there | {"attributes": [attribute]}
     task = f"arn:aws:ecs:{region}:{account}:task/{cluster.name}/{NOTHING}"

@@ -7,8 +7,9 @@ from typing import Any
 
 from fleet.clouds.aws import calls
 from fleet.clouds.aws.launch import TAG_ATTEMPT, TAG_INSTALL, TAG_UNIT
-from fleet.clouds.ecs.definitions import TAG_DIGEST, digest_of
+from fleet.clouds.ecs.definitions import TAG_DIGEST, digest_of, runs_the_same
 from fleet.clouds.planning.call_budget import TOPOLOGY_CALL, path_of
+from fleet.clouds.planning.starts import WHY_MOST
 from fleet.clouds.planning.tasks import ContainerInstance, TaskSeen
 from fleet.placement.planning.distance import Path
 
@@ -20,6 +21,8 @@ PATH = "switchyard.path"
 ATTRIBUTES_PER_CALL = 10
 ATTRIBUTE_MOST = 128
 MISSING = "MISSING"
+ACTIVE = "ACTIVE"
+"""Of revisions: one that was deregistered may be described for a while."""
 
 
 def _ecs(operation: str, region: str, *members: str, **params: Any) -> dict[str, Any]:
@@ -118,23 +121,6 @@ def addresses_of(region: str, machines: Collection[str]) -> dict[str, str]:
     }
 
 
-def instances_drain(region: str, cluster: str, arns: Sequence[str], *, drain: bool) -> list[str]:
-    """Lets no more tasks start on container instances, or allows them again. Returns those that ECS does not know."""
-    status = "DRAINING" if drain else "ACTIVE"
-    failed: list[str] = []
-    for batch in _batches(arns, 10):
-        answer = _ecs(
-            "UpdateContainerInstancesState",
-            region,
-            "failures",
-            cluster=cluster,
-            containerInstances=batch,
-            status=status,
-        )
-        failed += [one["arn"] for one in answer["failures"]]
-    return failed
-
-
 # Tasks.
 
 
@@ -147,8 +133,11 @@ def tasks_start(region: str, request: Mapping[str, Any]) -> tuple[list[TaskSeen]
     refused in an answer of 200."""
     answer = _ecs("StartTask", region, "tasks", "failures", **request)
     tasks, failures = [_task(one) for one in answer["tasks"]], answer["failures"]
-    if len(tasks) + len(failures) != len(request["containerInstances"]):
-        raise calls.Unanswered("", "the answer of StartTask does not cover every container instance")
+    answered = [
+        short_id(arn) for arn in (*(one.instance for one in tasks), *(one.get("arn") or "" for one in failures))
+    ]
+    if sorted(answered) != sorted(short_id(arn) for arn in request["containerInstances"]):
+        raise calls.Unanswered("", "the answer of StartTask does not cover every container instance once")
     reasons = [f"{one.get('reason') or 'no reason'} of {short_id(one.get('arn') or '')}" for one in failures]
     return tasks, reasons
 
@@ -168,24 +157,29 @@ def tasks_running(region: str, cluster: str, started_by: str) -> list[TaskSeen]:
     return [one for one in tasks_describe(region, cluster, arns)[0] if one.is_alive]
 
 
-def tasks_list(region: str, cluster: str, install: str) -> list[TaskSeen]:
-    """Returns every task of this install, stopped ones of the last hour included."""
+def tasks_list(region: str, cluster: str) -> list[TaskSeen]:
+    """Returns every task of the cluster, stopped ones of the last hour included. Raises Unanswered if ECS does not
+    describe each task that it lists."""
     arns = {
         arn
         for status in ("RUNNING", "STOPPED")
         for arn in _list_arns("ListTasks", "taskArns", region, cluster, desiredStatus=status)
     }
-    return [one for one in tasks_describe(region, cluster, sorted(arns))[0] if one.install == install]
+    found, missing = tasks_describe(region, cluster, sorted(arns))
+    if unknown := {short_id(arn) for arn in arns} - {one.id for one in found} - missing:
+        raise calls.Unanswered("", f"{len(unknown)} listed tasks were not described, such as {min(unknown)}")
+    return found
 
 
-def tasks_describe(region: str, cluster: str, ids: Sequence[str]) -> tuple[list[TaskSeen], list[str]]:
-    """Returns the tasks, and the IDs of those that ECS does not have: forgotten, or not visible yet."""
+def tasks_describe(region: str, cluster: str, ids: Sequence[str]) -> tuple[list[TaskSeen], set[str]]:
+    """Returns the tasks, and the IDs of those that ECS does not have: forgotten, or not visible yet. Nothing is known
+    about IDs that are in neither, such as those that ECS failed to describe."""
     found: list[TaskSeen] = []
-    missing: list[str] = []
+    missing: set[str] = set()
     for batch in _batches(ids, PAGE):
         answer = _ecs("DescribeTasks", region, "tasks", "failures", cluster=cluster, tasks=batch, include=["TAGS"])
         found += [_task(one) for one in answer["tasks"]]
-        missing += [short_id(one.get("arn") or "") for one in answer["failures"] if one.get("reason") == MISSING]
+        missing |= {short_id(one.get("arn") or "") for one in answer["failures"] if one.get("reason") == MISSING}
     return found, missing
 
 
@@ -195,14 +189,16 @@ def task_stop(region: str, cluster: str, task: str, reason: str) -> TaskSeen:
 
 def _task(found: Mapping[str, Any]) -> TaskSeen:
     tags = {one["key"]: one.get("value") or "" for one in found.get("tags") or ()}
-    codes = [str(found[name]) for name in ("stopCode", "stoppedReason") if found.get(name)]
+    code = str(found.get("stopCode") or "")
     return TaskSeen(
         id=short_id(found["taskArn"]),
         arn=found["taskArn"],
         instance=found.get("containerInstanceArn") or "",
         status=found.get("lastStatus") or "",
         desired=found.get("desiredStatus") or "",
-        why=": ".join(codes),
+        code=code,
+        why=_why_stopped(code, str(found.get("stoppedReason") or ""), found.get("containers") or ()),
+        stopping_at=found.get("stoppingAt"),
         started_by=found.get("startedBy") or "",
         created_at=found.get("createdAt"),
         install=tags.get(TAG_INSTALL, ""),
@@ -210,6 +206,17 @@ def _task(found: Mapping[str, Any]) -> TaskSeen:
         attempt=tags.get(TAG_ATTEMPT, ""),
         tags=tags,
     )
+
+
+def _why_stopped(code: str, reason: str, containers: Sequence[Mapping[str, Any]]) -> str:
+    """Returns the stop code, its reason, and what the containers add to it."""
+    texts = [text for text in (code, reason) if text]
+    parts = [": ".join(texts)] if texts else []
+    for container in containers if texts else ():
+        own, exit_code = str(container.get("reason") or ""), container.get("exitCode")
+        parts += [own] if own and own not in reason else []
+        parts += [f"exit code {exit_code}"] if exit_code is not None and str(exit_code) not in reason else []
+    return "; ".join(parts)[:WHY_MOST]
 
 
 def task_tag(region: str, arn: str, tags: Mapping[str, str]) -> None:
@@ -222,7 +229,8 @@ def task_tag(region: str, arn: str, tags: Mapping[str, str]) -> None:
 
 def definition_ensure(region: str, definition: Mapping[str, Any], install: str) -> str:
     """Returns `family:revision` of a definition with this content; registers a revision if the latest one differs. A
-    repeated call after a lost answer finds the revision, and two concurrent processes make two equal revisions."""
+    repeated call after a lost answer finds the revision, and two concurrent processes make two equal revisions. The tag
+    with the digest alone is not trusted: whoever may register a revision of the family may also set it."""
     digest, family = digest_of(definition), definition["family"]
     try:
         latest = _ecs("DescribeTaskDefinition", region, "taskDefinition", taskDefinition=family, include=["TAGS"])
@@ -230,7 +238,9 @@ def definition_ensure(region: str, definition: Mapping[str, Any], install: str) 
         if error.is_for_now or error.code != "ClientException":
             raise
         latest = {}
-    if {"key": TAG_DIGEST, "value": digest} in (latest.get("tags") or ()):
+    found = latest.get("taskDefinition") or {}
+    is_known = {"key": TAG_DIGEST, "value": digest} in (latest.get("tags") or ())
+    if is_known and found.get("status") == ACTIVE and runs_the_same(found, definition):
         return _revision(latest)
     tags = [{"key": TAG_INSTALL, "value": install}, {"key": TAG_DIGEST, "value": digest}]
     return _revision(_ecs("RegisterTaskDefinition", region, "taskDefinition", **definition, tags=tags))

@@ -168,6 +168,38 @@ def digest_of(definition: Mapping[str, Any]) -> str:
     return sha256(msgspec.json.encode(definition, order="sorted")).hexdigest()[:32]
 
 
+_OF_TASKS = ("networkMode", "taskRoleArn", "executionRoleArn")
+_OF_CONTAINERS = ("name", "image", "command", "entryPoint", "user", "privileged", "secrets", "environmentFiles")
+"""ECS returns these as they were registered. It adds defaults to others."""
+
+
+def runs_the_same(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
+    """Whether a registered definition runs the same programs as the same roles, with the same environment and files of
+    the host."""
+    there, ours = found.get("containerDefinitions") or (), wanted["containerDefinitions"]
+    if len(there) != len(ours) or any(found.get(name) != wanted.get(name) for name in _OF_TASKS):
+        return False
+    if _sources(found) != _sources(wanted):
+        return False
+    pairs = list(zip(there, ours, strict=True))
+    return all(
+        (one.get(name) or None) == (other.get(name) or None) for one, other in pairs for name in _OF_CONTAINERS
+    ) and all(
+        _named(one, "environment", "name", "value") == _named(other, "environment", "name", "value")
+        and _named(one, "mountPoints", "containerPath", "sourceVolume")
+        == _named(other, "mountPoints", "containerPath", "sourceVolume")
+        for one, other in pairs
+    )
+
+
+def _sources(definition: Mapping[str, Any]) -> dict[str, str]:
+    return {one["name"]: (one.get("host") or {}).get("sourcePath", "") for one in definition.get("volumes") or ()}
+
+
+def _named(container: Mapping[str, Any], member: str, name: str, value: str) -> dict[str, str]:
+    return {one.get(name, ""): one.get(value, "") for one in container.get(member) or ()}
+
+
 INSTANCES_PER_CALL = 10
 """ECS's limit for `StartTask`."""
 _UNIT = re.compile(r"[a-z0-9-]{1,64}")

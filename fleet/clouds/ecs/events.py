@@ -1,6 +1,8 @@
-"""Parses what EventBridge announces about tasks and container instances of ECS. Pure: text in, meaning out. An event is
-a witness like any list: a lost or late one is found by polling, and a task that has ended stays so."""
+"""Parses what EventBridge announces about tasks and container instances of ECS. Pure: text in, meaning out. An event
+only names what to describe: ECS's own answer is stored, so that a replayed, late or forged event changes nothing, and a
+lost one is found by the next list."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,12 +11,10 @@ from typing import Any
 import msgspec
 
 from fleet.clouds.aws.notices import UnreadableNotice
-from fleet.clouds.planning.tasks import OVER
 
 TASK = "ECS Task State Change"
 INSTANCE = "ECS Container Instance State Change"
-BY_ECS = frozenset({"SpotInterruption", "TerminationNotice", "InfrastructureHealth", "ServiceSchedulerInitiated"})
-"""Stop codes of stops that this fleet did not request."""
+TASK_ID = re.compile(r"[0-9a-f-]{1,64}")
 TEXT_MOST = 500
 
 
@@ -27,22 +27,18 @@ class _Event(msgspec.Struct, frozen=True, rename={"detail_type": "detail-type"})
 
 @dataclass(frozen=True, slots=True)
 class TaskEvent:
-    """`ends`: ECS is stopping the task for the reason `why`, without our request."""
+    """A task of `cluster` has changed. Both are the last parts of their ARNs."""
 
-    event_id: str
-    at: datetime
     task: str
-    state: str
-    ends: bool
-    why: str
+    cluster: str
 
 
 @dataclass(frozen=True, slots=True)
 class InstanceEvent:
-    """A container instance has another status, connection or amount of free resources."""
+    """A container instance (ARN) has another status, connection or amount of free resources."""
 
-    at: datetime
     instance: str
+    cluster: str
     status: str
 
 
@@ -52,17 +48,19 @@ def parse(body: str) -> TaskEvent | InstanceEvent:
         event = msgspec.json.decode(body, type=_Event)
     except (msgspec.DecodeError, UnicodeError) as error:
         raise UnreadableNotice(f"not an EventBridge event: {error}") from error
-    if event.time.tzinfo is None:
-        raise UnreadableNotice("its time has no time zone")
     if event.detail_type == TASK:
-        state = _text(event.detail, "lastStatus")
-        codes = [str(event.detail[name]) for name in ("stopCode", "stoppedReason") if event.detail.get(name)]
-        ends = state not in OVER and event.detail.get("stopCode") in BY_ECS
-        task = _text(event.detail, "taskArn").rpartition("/")[2]
-        return TaskEvent(event.id, event.time, task, state, ends, ": ".join(codes)[:TEXT_MOST])
+        task = _last_part(event.detail, "taskArn")
+        if not TASK_ID.fullmatch(task):
+            raise UnreadableNotice(f"its task is {task[:80]!r}, which is no ID")
+        return TaskEvent(task, _last_part(event.detail, "clusterArn"))
     if event.detail_type == INSTANCE:
-        return InstanceEvent(event.time, _text(event.detail, "containerInstanceArn"), _text(event.detail, "status"))
+        instance, cluster = _text(event.detail, "containerInstanceArn"), _last_part(event.detail, "clusterArn")
+        return InstanceEvent(instance, cluster, _text(event.detail, "status"))
     raise UnreadableNotice(f"its detail-type is {event.detail_type[:80]!r}, which no rule of this install sends")
+
+
+def _last_part(detail: Mapping[str, Any], name: str) -> str:
+    return _text(detail, name).rpartition("/")[2]
 
 
 def _text(detail: Mapping[str, Any], name: str) -> str:

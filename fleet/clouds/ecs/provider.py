@@ -4,7 +4,8 @@ as an attempt before `StartTask`, whose answer may be lost, and is started as a 
 the task's role, whose session AWS names after the task. The container instances belong to the cluster's Auto Scaling
 group or its operator; this provider starts and stops only tasks."""
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from django.db.models import Q
@@ -28,9 +29,10 @@ from fleet.clouds.planning.tasks import (
 )
 from fleet.machines.models import Machine, ProviderCall
 from fleet.machines.planner import ENDED, INGRESS_TYPE, KnownMachine, Listed, plan_listed_states
+from fleet.nodes.services.nodes import launch_failed
 from fleet.reconcile.planning.snapshot import ProviderStatus
 from fleet.reconcile.planning.states import MachineRole, MachineState, ProviderAction
-from kernel import clock, live
+from kernel import clock, live, wake_ups
 from models_registry.instance_types.services import instance_type_ensure
 
 REDESCRIBED_AFTER_S = 20.0
@@ -71,7 +73,7 @@ class EcsProvider:
         now = clock.now()
         old = Q(cloud_seen_at=None) | Q(cloud_seen_at__lt=now - timedelta(seconds=REDESCRIBED_AFTER_S))
         mine = Machine.objects.filter(provider=PROVIDER, runs__in=node_ids).exclude(state=MachineState.GONE)
-        machines_refresh(list(mine.filter(old).exclude(cloud_state__in=ENDED)), now)
+        machines_refresh(list(mine.filter(old).exclude(cloud_state__in=ENDED).select_related("launched_by")), now)
         rows = _running_machines(node_ids)
         return {node: _provider_status(rows.get(node)) for node in node_ids}
 
@@ -84,12 +86,12 @@ class EcsProvider:
         cluster = cluster_of(cloud_region(machine.region_id), install, clock.now())
         why = f"switchyard: {node_id} is given back"
         try:
-            seen = task_stop(cluster.aws_region, cluster.name, machine.provider_id, why)
+            seen = task_stop(cluster.aws_region, cluster_name(machine, cluster.name), machine.provider_id, why)
         except calls.Refused as error:
             raise _not_stopped(machine, error) from error
         except calls.CallFailed as error:
             raise Unknown(f"whether {machine.provider_id} was stopped is not known: {error}") from error
-        states_store({seen.id: seen.status}, clock.now())
+        tasks_store([machine], [seen], clock.now())
 
     def describe_all(self) -> dict[str, ProviderStatus]:
         """Covers recorded tasks. Garbage collection of the cloud finds the others."""
@@ -156,37 +158,55 @@ def _not_stopped(machine: Machine, error: calls.Refused) -> ProviderError:
 def machines_refresh(rows: Sequence[Machine], now: datetime) -> None:
     """Describes single tasks and stores their states. A task that ECS does not have counts as gone after two answers
     without it, long after its start."""
-    clouds = {cloud.pk: cloud for cloud in CloudRegion.objects.filter(pk__in={row.region_id for row in rows})}
-    for region, cloud in clouds.items():
-        stated, here = cloud.stated_base().cluster, [row for row in rows if row.region_id == region]
-        if stated is None:
-            continue
+    clouds = CloudRegion.objects.in_bulk({row.region_id for row in rows})
+    by_cluster: dict[tuple[str, str], list[Machine]] = defaultdict(list)
+    for row in rows:
+        cloud = clouds.get(row.region_id)
+        stated = cloud.stated_base().cluster if cloud is not None else None
+        if cloud is not None and stated is not None:
+            by_cluster[cloud.aws_region, cluster_name(row, stated.name)].append(row)
+    for (region, cluster), here in by_cluster.items():
         try:
-            found, _ = tasks_describe(cloud.aws_region, stated.name, [row.provider_id for row in here])
+            found, missing = tasks_describe(region, cluster, [row.provider_id for row in here])
         except calls.CallFailed:
             continue
-        tasks_store(here, found, now)
+        tasks_store(here, found, now, missing)
 
 
-def tasks_store(rows: Sequence[Machine], found: Sequence[TaskSeen], now: datetime) -> None:
-    """Applies what ECS said of `rows`: complete about them."""
-    known = [KnownMachine(row.provider_id, row.zone, row.cloud_state, row.created_at, row.absent_lists) for row in rows]
-    states = {task.id: task.status for task in found}
-    changed = False
-    before = {row.provider_id: row.cloud_state for row in rows}
-    for change in plan_listed_states(known, Listed(states, now, complete=True)):
-        seen = {"cloud_seen_at": now} if change.provider_id in states else {}
-        mine = Machine.objects.filter(provider=PROVIDER, provider_id=change.provider_id)
-        mine.update(cloud_state=change.state, absent_lists=change.absent_lists, **seen)
-        changed |= before[change.provider_id] != change.state
-    if changed:
+def cluster_name(machine: Machine, stated: str) -> str:
+    """Returns the cluster that a task was started in. The stack may state another one by now."""
+    return base_of(machine.launched_by).cluster if machine.launched_by is not None else stated
+
+
+def tasks_store(
+    rows: Sequence[Machine], found: Sequence[TaskSeen], now: datetime, missing: Collection[str] = ()
+) -> None:
+    """Applies what ECS said of `rows`; those in neither `found` nor `missing` keep their state. One that has ended
+    keeps its state, although a late answer may show it running. A node whose task ended before its agent joined is lost
+    immediately, with ECS's reason."""
+    seen = {task.id: task for task in found}
+    about = {row.provider_id: row for row in rows if row.provider_id in seen or row.provider_id in missing}
+    known = [KnownMachine(one.provider_id, one.zone, one.cloud_state, one.created_at, one.absent_lists)
+             for one in about.values()]  # fmt: skip
+    changes = plan_listed_states(known, Listed({name: task.status for name, task in seen.items()}, now, complete=True))
+    ended = []
+    for change in changes:
+        row, task = about[change.provider_id], seen.get(change.provider_id)
+        mine = Machine.objects.filter(pk=row.pk)
+        if change.state not in ENDED:
+            mine = mine.exclude(cloud_state__in=ENDED)
+        is_seen = {"cloud_seen_at": now} if task is not None else {}
+        mine.update(cloud_state=change.state, absent_lists=change.absent_lists, **is_seen)
+        if change.state in ENDED and row.cloud_ended_at is None:
+            why = task.why if task is not None else "ECS has forgotten it"
+            if mine.filter(cloud_ended_at=None).update(cloud_ended_at=now, cloud_reason=why):
+                ended.append((row, why))
+    for row, why in ended:
+        if row.role == MachineRole.NODE:
+            launch_failed(
+                node=row.runs, reason=f"its task ended before it joined: {why or 'without a reason'}", now=now
+            )
+    if ended:
+        wake_ups.send("fleet.reconcile")
+    if any(about[change.provider_id].cloud_state != change.state for change in changes):
         live.push("machines")
-
-
-def states_store(states: Mapping[str, str], now: datetime) -> None:
-    """Stores states of tasks. One that has ended keeps its state, although a late answer may show it running."""
-    for task, state in states.items():
-        rows = Machine.objects.filter(provider=PROVIDER, provider_id=task)
-        if state not in ENDED:
-            rows = rows.exclude(cloud_state__in=ENDED)
-        rows.update(cloud_state=state, cloud_seen_at=now, absent_lists=0)

@@ -29,6 +29,7 @@ from fleet.clouds.ecs.cluster import (
 )
 from fleet.clouds.ecs.definitions import Cluster, Start, start_task, task_definition
 from fleet.clouds.models import CloudRegion, ImageMove, LaunchAttempt, LaunchUnit, TaskImage
+from fleet.clouds.planning.starts import back_off, instances_avoided
 from fleet.clouds.planning.tasks import (
     NO_ROOM_AGAIN_S,
     Cancelled,
@@ -50,7 +51,7 @@ from fleet.clouds.planning.tasks import (
     started_by_of,
 )
 from fleet.clouds.planning.upkeep import ImageState, takes_new
-from fleet.clouds.selectors import image_machines, units_under_way
+from fleet.clouds.selectors import image_machines, task_starts, units_under_way
 from fleet.machines.models import Machine, ProviderCall
 from fleet.machines.planner import ENDED
 from fleet.reconcile.planning.states import MachineRole, MachineState, ProviderAction
@@ -59,6 +60,8 @@ from models_registry.instance_types.selectors import instance_shapes
 
 PROVIDER = "ecs"
 IN_DOUBT_RETRY_S = 5.0
+REFUSED_AGAIN_S = 60.0
+"""An operator must first change something."""
 PATH_LEAST = 2
 """Parts of a known place: its zone and at least one network node."""
 
@@ -92,6 +95,7 @@ class _Prepared:
     definition: str
     instances: tuple[ContainerInstance, ...]
     memory_mib: int
+    avoided: frozenset[str]
     adopted: tuple[TaskSeen, ...] = ()
 
 
@@ -167,6 +171,11 @@ def _prepare(unit: LaunchUnit, number: int, count: int, cluster: Cluster) -> _Pr
     shape = instance_shapes([unit.instance_type_id])[unit.instance_type_id]
     image = image_of_launch(unit, cluster)
     cluster = replace(cluster, image=image)
+    now = clock.now()
+    starts = task_starts(unit.region_id, unit.instance_type_id, MachineRole(unit.role), now)
+    waits = back_off(starts, image)
+    if waits is not None and waits.until > now:
+        raise Later(waits.sentence, until_s(waits.until, now))
     try:
         definition = task_definition(shape, MachineRole(unit.role), cluster)
         memory_mib = definition["containerDefinitions"][0]["memoryReservation"]
@@ -182,12 +191,13 @@ def _prepare(unit: LaunchUnit, number: int, count: int, cluster: Cluster) -> _Pr
         for task in started if not adopted else ():
             task_stop(cluster.aws_region, cluster.name, task.id, f"switchyard: {unit.pk} begins again")
     except ValueError as error:
-        raise ProviderError(str(error)) from error
+        raise Later(str(error), REFUSED_AGAIN_S) from error
     except calls.CallFailed as error:
         raise _not_started(f"nothing of {unit.pk} is started yet", error) from error
     if started and not adopted:
         raise Later(f"{len(started)} tasks of {unit.pk} that no row knows are stopped first", IN_DOUBT_RETRY_S)
-    return _Prepared(cluster, image, revision, tuple(instances), memory_mib, tuple(started))
+    avoided = instances_avoided(starts, now)
+    return _Prepared(cluster, image, revision, tuple(instances), memory_mib, avoided, tuple(started))
 
 
 def image_of_launch(unit: LaunchUnit, cluster: Cluster) -> str:
@@ -219,10 +229,11 @@ def _with_places(cluster: Cluster, instances: list[ContainerInstance]) -> list[C
     return [places.get(one.arn, one) for one in instances]
 
 
-def _not_started(text: str, error: calls.CallFailed) -> ProviderError:
-    """Nothing was done: the calls so far only read, or may be repeated."""
+def _not_started(text: str, error: calls.CallFailed) -> Later:
+    """Nothing was done: the calls so far only read, or may be repeated. After a refusal, such as a cluster that was
+    deleted, the node waits for an operator and states the reason: another node would be refused as well."""
     if isinstance(error, calls.Refused) and not error.is_for_now:
-        return ProviderError(f"{text}: {error}")
+        return Later(f"{text}: {error}", REFUSED_AGAIN_S)
     until = error.not_before if isinstance(error, calls.Refused) else None
     return Later(f"{text}: {error}", until_s(until, clock.now()) if until is not None else None)
 
@@ -253,6 +264,7 @@ def _attempt_write(
         taken,
         prepared.memory_mib,
         cloud.alarmed,
+        prepared.avoided,
     )
     if isinstance(chosen, NoRoom):
         unit.reason = chosen.reason
@@ -318,13 +330,18 @@ def _attempt_call(row: LaunchAttempt, cluster: Cluster) -> LaunchAttempt | None:
             if failed:
                 break
     except calls.Refused as error:
-        outcome = LaunchOutcome.LATER if error.is_for_now else LaunchOutcome.REFUSED
+        outcome = LaunchOutcome.LATER if error.is_for_now or _is_inactive(error) else LaunchOutcome.REFUSED
         return _after_refusal(row, tasks, outcome, str(error))
     except calls.CallFailed as error:
         _attempt_keep(row, Keep(clock.now() + timedelta(seconds=IN_DOUBT_RETRY_S)), str(error))
         raise Unknown(f"whether {row} started its tasks is not known: {error}") from error
     step = after_answers(_attempt_view(row), tasks, reasons, clock.now())
     return _attempt_apply(row, step, ", ".join(reasons) or f"{len(tasks)} tasks", wanted=True)
+
+
+def _is_inactive(error: calls.Refused) -> bool:
+    """Whether the revision was deregistered since it was found. The next attempt registers another."""
+    return "taskdefinition is inactive" in error.text.lower()
 
 
 def _after_refusal(

@@ -21,6 +21,8 @@ AGAIN_MOST = timedelta(seconds=60)
 NO_ROOM_AGAIN_S = 30.0
 TAG_NODE = "switchyard:node"
 RUNNING, STOPPED, DELETED = "RUNNING", "STOPPED", "DELETED"
+BY_ECS = frozenset({"SpotInterruption", "TerminationNotice", "ServiceSchedulerInitiated"})
+"""Stop codes of stops that neither this fleet nor an operator requested."""
 OVER = frozenset({STOPPED, DELETED})
 """Last states. A task that is stopping may still serve."""
 
@@ -53,12 +55,14 @@ def choose_instances(
     taken: Collection[str],
     memory_mib: int = 0,
     alarmed: Collection[str] = (),
+    avoided: Collection[str] = (),
 ) -> tuple[ContainerInstance, ...] | NoRoom:
     """Returns the container instances of a unit: free ones under the smallest network node that has enough of them, the
     deepest below `near` first. `taken`: ARNs that belong to other launches, although ECS may not count their tasks yet.
-    `memory_mib`: needed on each. `alarmed`: EC2 instances that an alarm may replace."""
+    `memory_mib`: needed on each. `alarmed`: EC2 instances that an alarm may replace. `avoided`: ARNs on which the last
+    tasks did not start."""
     alike = [one for one in instances if one.instance_type == instance_type]
-    reasons = {one.arn: _refusal(one, taken, memory_mib, alarmed) for one in alike}
+    reasons = {one.arn: _refusal(one, taken, memory_mib, alarmed, avoided) for one in alike}
     free = [one for one in alike if not reasons[one.arn]]
     if len(free) < count:
         return NoRoom(_no_room(instance_type, count, list(reasons.values())))
@@ -72,7 +76,13 @@ def choose_instances(
     return tuple(members[:count])
 
 
-def _refusal(one: ContainerInstance, taken: Collection[str], memory_mib: int, alarmed: Collection[str]) -> str:
+def _refusal(
+    one: ContainerInstance,
+    taken: Collection[str],
+    memory_mib: int,
+    alarmed: Collection[str],
+    avoided: Collection[str],
+) -> str:
     if one.status != "ACTIVE":
         return one.status.lower()
     if not one.connected:
@@ -81,6 +91,8 @@ def _refusal(one: ContainerInstance, taken: Collection[str], memory_mib: int, al
         return "in use"
     if one.machine in alarmed:
         return "in an alarm"
+    if one.arn in avoided:
+        return "avoided after a failed start"
     return "" if one.memory_mib >= memory_mib else "short of memory"
 
 
@@ -111,13 +123,14 @@ class TaskAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TaskSeen:
-    """A task as ECS describes it. `why`: `stoppedReason`, or "". `id`: last part of its ARN. `install`, `unit` and
-    `attempt`: from its `tags`, or ""."""
+    """A task as ECS describes it. `code`: its `stopCode`, or ""; `why`: that with `stoppedReason` and the reasons of
+    its containers. `id`: last part of its ARN. `install`, `unit` and `attempt`: from its `tags`, or ""."""
 
     id: str
     instance: str
     status: str
     desired: str = RUNNING
+    code: str = ""
     why: str = ""
     started_by: str = ""
     install: str = ""
@@ -125,11 +138,17 @@ class TaskSeen:
     attempt: str = ""
     arn: str = ""
     created_at: datetime | None = None
+    stopping_at: datetime | None = None
     tags: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_alive(self) -> bool:
         return self.status not in OVER and self.desired == RUNNING
+
+    @property
+    def is_ended_by_ecs(self) -> bool:
+        """Whether ECS is stopping it without a request, as for a spot interruption."""
+        return self.status not in OVER and self.desired in OVER and self.code in BY_ECS
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +222,7 @@ def after_answers(
 ) -> Keep | End:
     """Returns what follows if all calls of an attempt were answered. `reasons`: of the container instances that ECS
     refused. Started tasks of an incomplete unit are stopped, and the attempt ends after a search has confirmed it."""
-    if not reasons and len(started) == attempt.count:
+    if not reasons and _places(started) == attempt.count:
         return End(LaunchOutcome.LAUNCHED, tuple(started))
     outcome = outcome_of_failures(reasons)
     return Keep(now + AGAIN_LEAST, outcome, tuple(one.id for one in started)) if started else End(outcome)
@@ -216,7 +235,7 @@ def after_search(
     it was launched. Any other number is stopped, and the attempt ends once every task that may still appear would be
     visible. `complete`: every page of both lists arrived."""
     alive = [one for one in found if one.is_alive]
-    is_whole = len(alive) == len(found) == attempt.count
+    is_whole = len(alive) == len(found) == _places(found) == attempt.count
     if is_whole and wanted and attempt.outcome is None:
         return End(LaunchOutcome.LAUNCHED, tuple(found))
     settled = complete and now - attempt.called_at >= VISIBLE_AFTER
@@ -227,6 +246,11 @@ def after_search(
     if alive or not settled:
         return Keep(again_at, attempt.outcome)
     return End(attempt.outcome or LaunchOutcome.ATTEMPT_ENDED)
+
+
+def _places(tasks: Iterable[TaskSeen]) -> int:
+    """The number of container instances that these tasks are on: one task each."""
+    return len({one.instance for one in tasks})
 
 
 def may_adopt(started: Sequence[TaskSeen], count: int, instances: Collection[str]) -> bool:

@@ -4,7 +4,7 @@ region's queue, DescribeInstanceStatus and the ends of Capacity Blocks; nodes re
 the consequences."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 
 from django.db import transaction
@@ -42,6 +42,8 @@ ROUNDS = 20
 UNREAD = "notices-unread"
 """Kind of the incident of a region whose queue cannot be read."""
 
+Handle = Callable[[CloudRegion, Sequence[Message], datetime], list[Message]]
+
 log = logging.getLogger(__name__)
 
 
@@ -50,19 +52,19 @@ log = logging.getLogger(__name__)
 
 def cloud_queue(cloud: CloudRegion, now: datetime) -> None:
     """Reads the queue of what EC2 announces."""
-    queue_read(cloud, now, _handle_message)
+    queue_read(cloud, now, _handle_messages)
 
 
-def queue_read(cloud: CloudRegion, now: datetime, handle: Callable[[CloudRegion, Message, datetime], bool]) -> None:
-    """Reads the region's queue. `handle` returns whether to delete a message: others stay and move to the dead letters
-    after the queue's number of receives."""
+def queue_read(cloud: CloudRegion, now: datetime, handle: Handle) -> None:
+    """Reads the region's queue. `handle` returns the messages to delete: others stay and move to the dead letters after
+    the queue's number of receives."""
     url = cloud.base.get("queue_url", "")
     if not url:
         return
     try:
         for _ in range(ROUNDS):
             messages = messages_receive(cloud.aws_region, url)
-            done = [message for message in messages if handle(cloud, message, now)]
+            done = handle(cloud, messages, now) if messages else []
             messages_delete(cloud.aws_region, url, done)
             if not messages:
                 break
@@ -75,6 +77,10 @@ def queue_read(cloud: CloudRegion, now: datetime, handle: Callable[[CloudRegion,
             incident_open(kind=UNREAD, subject=cloud.pk, summary=summary, evidence={}, now=now, region=cloud.pk)
         return
     incidents_close(kind=UNREAD, subject=cloud.pk, resolution="it is read again", now=now)
+
+
+def _handle_messages(cloud: CloudRegion, messages: Sequence[Message], now: datetime) -> list[Message]:
+    return [message for message in messages if _handle_message(cloud, message, now)]
 
 
 def _handle_message(cloud: CloudRegion, message: Message, now: datetime) -> bool:

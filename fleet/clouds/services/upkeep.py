@@ -43,6 +43,7 @@ from fleet.clouds.services.regions import (
     cloud_region_read,
     cloud_spot_prices,
 )
+from fleet.clouds.services.starts import start_incidents
 from fleet.deployments.models import DeploymentRegion
 from fleet.faults.models import Incident
 from fleet.faults.services.incidents import incident_open, incidents_close
@@ -273,6 +274,7 @@ CLUSTER_STEPS: Mapping[str, Step] = {
     "definitions": Step(READ_DAILY_S, cluster_definitions),
     "images": Step(IMAGES_EVERY_S, cloud_images),
     "incidents": Step(INCIDENTS_EVERY_S, launch_incidents),
+    "starts": Step(INCIDENTS_EVERY_S, start_incidents),
     "alarms": Step(ALARMS_EVERY_S, cloud_alarms),
     "metrics": Step(METRICS_EVERY_S, cloud_metrics_read),
 }

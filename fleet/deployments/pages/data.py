@@ -3,7 +3,7 @@ capacity and cost. Reads only."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import StrEnum
 
@@ -20,6 +20,7 @@ from fleet.deployments.planner import GrantRule, RequestCounts
 from fleet.deployments.selectors import concurrency_on
 from fleet.load.pages import NO_LOAD, SummedLoad, loads_by_deployment
 from fleet.load.selectors import deployment_subject, seen_in_last_hour
+from fleet.nodes.selectors import AwaitedMachines, machines_awaited
 from fleet.quotas.selectors import QUOTA_STATES, QuotaUse, quota_uses
 from fleet.reconcile.planning.states import CellState
 from kernel.tones import Tone
@@ -77,13 +78,15 @@ Placed = tuple[Deployment, tuple[RegionCells, ...]]
 
 @dataclass(frozen=True, slots=True)
 class DeploymentRow:
-    """A deployment by region. `silent`: ready cells without load reports, which `load` therefore misses."""
+    """A deployment by region. `silent`: ready cells without load reports, which `load` therefore misses. `awaited`:
+    why machines that it may use do not arrive, only on its own page."""
 
     deployment: Deployment
     shares: tuple[RegionCells, ...]
     load: Load | None
     silent: int
     last_hour: RequestCounts
+    awaited: tuple[AwaitedMachines, ...] = ()
 
     @property
     def ready(self) -> int:
@@ -159,7 +162,10 @@ DEPLOYMENT_LIST: List[DeploymentRow] = List(
 
 
 def deployment_find(*, name: str, now: datetime) -> DeploymentRow | None:
-    return next(iter(_deployment_rows(_placed(_deployments().filter(name=name)), now)), None)
+    row = next(iter(_deployment_rows(_placed(_deployments().filter(name=name)), now)), None)
+    if row is None:
+        return None
+    return replace(row, awaited=machines_awaited([one.region for one in row.shares], row.deployment.instance_types))
 
 
 def _deployments() -> "QuerySet[Deployment]":

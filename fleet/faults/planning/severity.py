@@ -62,6 +62,7 @@ RUNBOOK_OF_KIND = {
     "certificate-ends-soon": "certificate-ends",
     "cloud-alarm": "clouds",
     "cloud-read-only": "clouds",
+    "cluster-unread": "clouds",
     "control-host": "control-plane-down",
     "control-loop-stale": "control-loop-stale",
     "garbage-held": "clouds",
@@ -71,5 +72,6 @@ RUNBOOK_OF_KIND = {
     "power-meter": "power-meter",
     "request-queue-unread": "clouds",
     "speculation-drift": "speculation-drift",
+    "task-not-started": "clouds",
     "token-drift": "token-drift",
 }

@@ -34,6 +34,7 @@ from fleet.machines.models import MachineSlot
 from fleet.machines.services.orders import machines_forget, provider_order
 from fleet.machines.services.set_aside import hardware_set_aside
 from fleet.nodes.models import Node, NodeCheck, NodeReport
+from fleet.nodes.planner import NEXT_TRY, WAITS_FOR_MACHINE
 from fleet.nodes.services.events import cell_of, desired_changed, node_event
 from fleet.reconcile.planning.decisions import LaunchNodes, MoveNode, OrderPrefetch, RestartAgent, RetireNode, StartCell
 from fleet.reconcile.planning.snapshot import ProviderStatus
@@ -178,12 +179,12 @@ def launch_failed(*, node: str, reason: str, now: datetime) -> None:
 
 def launch_waits(*, node: str, reason: str, next_try: datetime, now: datetime) -> None:
     """Records what a joining node waits for, with an event if that is new."""
-    waits = f"it waits for its machine: {reason}"
+    waits = f"{WAITS_FOR_MACHINE}{reason}"
     row = Node.objects.select_for_update(of=("self",)).filter(id=node, state=NodeState.JOINING).first()
     if row is None:
         return
     is_new = not row.reason.startswith(waits)
-    Node.objects.filter(id=node).update(reason=f"{waits}; next try at {next_try:%H:%M:%S} UTC")
+    Node.objects.filter(id=node).update(reason=f"{waits}{NEXT_TRY}{next_try:%H:%M:%S} UTC")
     if is_new:
         node_event(row, "node.waiting", f"{node}: {waits}", now=now, tone=Tone.WARN)
 

@@ -13,6 +13,7 @@ from controlplane.dashboard.fragments import Fragment, Page, PageRequest, found_
 from controlplane.explained import EXPLAINED, LOOPS, explained
 from controlplane.forecast_budget import FORECASTS
 from fleet.cells.models import Cell
+from fleet.clouds.services.starts import NOT_STARTED
 from fleet.faults.models import Incident
 from fleet.load.selectors import FLEET, cell_subject, deployment_subject, load_series, step_of
 from fleet.nodes.models import Node
@@ -244,9 +245,14 @@ def _of_deployment(name: str, span: TimeRange, now: datetime) -> Lanes:
         "Not ready": _cells_not_ready(name, span),
         "Load": load_spans(*seen),
         "Rollouts": _rollouts(Rollout.objects.filter(deployment=name), span),
-        "Incidents": _incidents(Incident.objects.filter(deployment=name), span),
+        "Incidents": _incidents(Incident.objects.filter(Q(deployment=name) | _of_its_machines(name)), span),
         "Shares": _shares(name, span),
     }
+
+
+def _of_its_machines(deployment: str) -> Q:
+    """Incidents of launches, whose evidence names all deployments that want such machines."""
+    return Q(kind=NOT_STARTED, evidence__deployments__contains=[deployment])
 
 
 def _of_incident(key: str, span: TimeRange, now: datetime) -> Lanes:

@@ -75,6 +75,19 @@ def test_the_overview_says_what_users_get() -> None:
     assert "<dd>20 %<svg" in text.replace("\u202f", " ")
 
 
+def test_the_page_says_why_machines_do_not_arrive() -> None:
+    why = "the last launch did not start: TaskFailedToStart: <CannotPullContainerError>"
+    for name in ("n-00000003", "n-00000004"):
+        rows.node(name, state="joining", reason=f"it waits for its machine: {why}; next try at 12:00:{name[-1]}0 UTC")
+    rows.node("n-00000005", state="lost", reason="its task ended before it joined: x")
+    NodeReport.objects.filter(node_id="n-00000005").delete()
+    text = part("deployment")
+    kind = Deployment.objects.get().instance_types[0]
+    assert f"2 nodes of {kind} in us-east-1: the last launch did not start: TaskFailedToStart: &lt;Cannot" in text
+    assert f"1 node of {kind} in us-east-1: its task ended before it joined: x" in text
+    assert "next try" not in text
+
+
 def test_the_effect_of_scaling_is_shown_first() -> None:
     text = " ".join(signed_in().get(SCALE, {"cells-us-east-1": "0"}).text.split())
     assert re.search(r"1 ready now, at least 0 on the way \([\d.]+ \w+ from now\), 0 at the end", text)

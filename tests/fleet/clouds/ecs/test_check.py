@@ -2,6 +2,7 @@
 
 import pytest
 
+from fleet.clouds.aws.actions import CALLS, Role
 from fleet.clouds.aws.check import Finding, Verdict
 from fleet.clouds.aws.identity import install_ensure
 from fleet.clouds.ecs.check import cluster_check
@@ -45,7 +46,9 @@ def test_what_is_allowed_denied_and_missing(cluster_fleet: ClusterFleet, cloud: 
     unsure = {name for name, one in found.items() if one.verdict is not Verdict.ALLOWED}
     assert unsure == {"ecs RegisterTaskDefinition"}, found
     assert found["ecs StopTask"].text == "by a call about nothing"
-    assert {"ecs TagResource", "cloudwatch DescribeAlarms", "cloudwatch GetMetricData"} <= set(found)
+    of_cluster = {f"ecs {name}" for role, service, name in CALLS if role is Role.CLUSTER and service == "ecs"}
+    assert {name for name in found if name.startswith("ecs ")} == of_cluster
+    assert {"cloudwatch DescribeAlarms", "cloudwatch GetMetricData"} <= set(found)
     assert found["container instances of trn1.32xlarge"].text == "1, of which 1 are active with a connected ECS agent"
     assert cluster_fleet.tasks() == []
 

@@ -13,10 +13,12 @@ from fleet.clouds.ecs.events import InstanceEvent, TaskEvent, parse
 from fleet.clouds.models import CloudNotice, CloudRegion, LaunchAttempt, LaunchUnit
 from fleet.clouds.services.clusters import cluster_definitions, cluster_instances, cluster_list, cluster_queue
 from fleet.clouds.services.upkeep import CLUSTER_STEPS, CloudUpkeep
+from fleet.faults.models import Incident
 from fleet.machines.models import Machine, ProviderCall
 from fleet.nodes.models import Node, NodeReport
 from fleet.reconcile.planning.states import NoticeKind
 from kernel import clock
+from lab.cloud.world import Fault
 from tests.fleet import rows
 from tests.fleet.clouds.ecs.cluster_fleet import CLUSTER, ClusterFleet
 
@@ -131,24 +133,83 @@ def test_every_step_of_a_cluster_runs(cluster_fleet: ClusterFleet, region: Cloud
     assert CloudUpkeep()._steps_of(region) is CLUSTER_STEPS
 
 
-def event(kind: str = "ECS Task State Change", **detail: str) -> str:
-    stated = {"taskArn": "arn:aws:ecs:us-east-1:1:task/c/0123", "lastStatus": "RUNNING", **detail}
-    return json.dumps({"id": "e-1", "detail-type": kind, "time": "2027-01-01T00:00:00Z", "detail": stated})
+def task_event(task: str, cluster: str = CLUSTER, **detail: str) -> str:
+    stated = {"taskArn": f"arn:aws:ecs:us-east-1:1:task/c/{task}", "clusterArn": f"arn:aws:ecs:::cluster/{cluster}"}
+    event = {"id": "e-1", "detail-type": "ECS Task State Change", "time": "2027-01-01T00:00:00Z"}
+    return json.dumps({**event, "detail": {**stated, **detail}})
 
 
-def test_an_event_says_whether_ecs_stops_the_task_by_itself() -> None:
-    running = parse(event())
-    assert isinstance(running, TaskEvent)
-    assert (running.task, running.state, running.ends, running.why) == ("0123", "RUNNING", False, "")
-    ending = parse(event(desiredStatus="STOPPED", stopCode="SpotInterruption", stoppedReason="Your Spot Task"))
-    assert isinstance(ending, TaskEvent)
-    assert (ending.ends, ending.why) == (True, "SpotInterruption: Your Spot Task")
-    ours = parse(event(stopCode="UserInitiated"))
-    assert isinstance(ours, TaskEvent)
-    assert not ours.ends
-    instance = parse(event("ECS Container Instance State Change", containerInstanceArn="arn-1", status="DRAINING"))
-    assert isinstance(instance, InstanceEvent)
-    assert (instance.instance, instance.status) == ("arn-1", "DRAINING")
+def test_events_change_only_what_ecs_confirms(cluster_fleet: ClusterFleet, region: CloudRegion) -> None:
+    """A replayed or forged end of a task that runs, one of another cluster, and one that ECS does not describe."""
+    cluster_fleet.world.clock.advance(15)
+    cluster_queue(region, clock.now())
+    task = Machine.objects.order_by("pk")[0].provider_id
+    sqs, url = cluster_fleet.world.client("sqs"), region.base["queue_url"]
+    sqs.purge_queue(QueueUrl=url)
+    forged = {"lastStatus": "STOPPED", "stopCode": "SpotInterruption", "desiredStatus": "STOPPED"}
+    for each in (task_event(task, **forged), task_event(task, "other", **forged), task_event("0" * 32, **forged)):
+        sqs.send_message(QueueUrl=url, MessageBody=each)
+    cluster_queue(region, clock.now())
+    assert states() == {"RUNNING"}
+    assert not CloudNotice.objects.exists()
+
+    cluster_fleet.ecs.stop_task(cluster=CLUSTER, task=task)
+    cluster_fleet.world.clock.advance(15)
+    cluster_fleet.world.settle()
+    cluster_fleet.world.faults.append(Fault("DescribeTasks", "AccessDeniedException"))
+    cluster_queue(region, clock.now())
+    assert states() == {"RUNNING"}
+    kept = sqs.get_queue_attributes(QueueUrl=url, AttributeNames=["ApproximateNumberOfMessagesNotVisible"])
+    assert int(kept["Attributes"]["ApproximateNumberOfMessagesNotVisible"]) > 0, "they are received again"
+    sqs.send_message(QueueUrl=url, MessageBody=task_event(task))
+    cluster_queue(region, clock.now())
+    assert states() == {"RUNNING", "STOPPED"}
+
+
+def test_a_task_without_the_tags_of_its_install_is_not_gone(cluster_fleet: ClusterFleet, region: CloudRegion) -> None:
+    for task in cluster_fleet.tasks():
+        task.tags = []
+    for _ in range(3):
+        cluster_fleet.world.clock.advance(400)
+        cluster_list(region, clock.now())
+    assert states() == {"RUNNING"}
+    assert len(cluster_fleet.tasks()) == 2
+
+    LaunchAttempt.objects.update(base={**LaunchAttempt.objects.get().base, "cluster": "replaced"})
+    cluster_fleet.world.tasks.clear()
+    for _ in range(3):
+        cluster_fleet.world.clock.advance(400)
+        cluster_list(region, clock.now())
+    assert states() == {"RUNNING"}, "the list of another cluster proves nothing"
+
+
+def test_a_cluster_that_is_deleted_is_an_incident_and_no_proof(
+    cluster_fleet: ClusterFleet, region: CloudRegion
+) -> None:
+    cluster = region.base["cluster"]
+    region.base = {**region.base, "cluster": {**cluster, "name": "deleted"}}
+    region.save()
+    for _ in range(3):
+        cluster_fleet.world.clock.advance(400)
+        cluster_list(region, clock.now())
+    incident = Incident.objects.get(kind="cluster-unread", state="open")
+    assert "ClusterNotFoundException" in incident.summary
+    assert states() == {"PENDING"}
+    [waiting] = cluster_fleet.order(1)
+    cluster_fleet.provision()
+    node = Node.objects.get(id=waiting)
+    assert (node.state, "ClusterNotFoundException" in node.reason) == ("joining", True)
+    region.base = {**region.base, "cluster": cluster}
+    region.save()
+    cluster_list(region, clock.now())
+    assert not Incident.objects.filter(kind="cluster-unread", state="open").exists()
+
+
+def test_an_event_names_the_task_or_the_container_instance() -> None:
+    assert parse(task_event("0123", lastStatus="RUNNING")) == TaskEvent("0123", CLUSTER)
+    drains = json.loads(task_event("0123", containerInstanceArn="arn-1", status="DRAINING"))
+    drains["detail-type"] = "ECS Container Instance State Change"
+    assert parse(json.dumps(drains)) == InstanceEvent("arn-1", CLUSTER, "DRAINING")
 
 
 @pytest.mark.parametrize(
@@ -156,10 +217,11 @@ def test_an_event_says_whether_ecs_stops_the_task_by_itself() -> None:
     [
         "",
         "{}",
-        event("EC2 Instance State-change Notification"),
-        event(lastStatus=""),
-        event().replace("00Z", "00"),
-        event("ECS Container Instance State Change"),
+        task_event("0123").replace("ECS Task State Change", "EC2 Instance State-change Notification"),
+        task_event("0123").replace("ECS Task State Change", "ECS Container Instance State Change"),
+        task_event("0123").replace("clusterArn", "other"),
+        task_event("a task"),
+        task_event("\0"),
     ],
 )
 def test_an_event_without_a_meaning_is_left_for_the_dead_letters(body: str) -> None:

@@ -6,10 +6,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from fleet.clouds.base import provider_named
-from fleet.clouds.models import LaunchAttempt, LaunchUnit
+from fleet.clouds.models import CloudRegion, LaunchAttempt, LaunchUnit
+from fleet.clouds.services.starts import start_incidents
+from fleet.faults.models import Incident
 from fleet.machines.models import Machine
 from fleet.nodes.models import Node
+from fleet.nodes.selectors import machines_awaited
 from fleet.reconcile.planning.snapshot import ProviderStatus
+from kernel import clock
 from lab.cloud.world import HANDLERS, Ending, Fault, When
 from tests.fleet.clouds.ecs.cluster_fleet import CLUSTER, ClusterFleet
 
@@ -188,3 +192,87 @@ def test_no_task_is_started_on_a_container_instance_that_drains(cluster_fleet: C
 
     assert cluster_fleet.world.count("StartTask") == 0
     assert "(3 draining, 1 free); 2 needed" in Node.objects.get(id=node).reason
+
+
+def fail_start(fleet: ClusterFleet, node: str, reason: str) -> str:
+    """Ends the task of a node before its agent joined. Returns its container instance."""
+    [task] = [one for one in fleet.tasks() if one.arn.endswith(fleet.machine(node).provider_id)]
+    task.end(fleet.world.clock.now(), 0.0, "TaskFailedToStart", reason)
+    fleet.world.clock.advance(25)
+    provider_named("ecs").describe([node])
+    return task.instance
+
+
+def test_a_node_whose_task_did_not_start_is_lost_immediately_and_the_next_waits(cluster_fleet: ClusterFleet) -> None:
+    reason = "CannotPullContainerError: registry/node-agent:1.0: not found"
+    [node] = cluster_fleet.order(1)
+    cluster_fleet.provision()
+    fail_start(cluster_fleet, node, reason)
+    lost = Node.objects.get(id=node)
+    assert lost.state == "lost"
+    assert lost.reason == f"its task ended before it joined: TaskFailedToStart: {reason}"
+    machine = cluster_fleet.machine(node)
+    assert (machine.cloud_state, machine.cloud_reason) == ("STOPPED", f"TaskFailedToStart: {reason}")
+    start_incidents(CloudRegion.objects.get(), clock.now())
+    incident = Incident.objects.get(kind="task-not-started")
+    assert (incident.subject, reason in incident.summary) == ("us-east-1/trn1.32xlarge", True)
+
+    calls = cluster_fleet.world.count("StartTask")
+    [following] = cluster_fleet.order(1)
+    cluster_fleet.provision()
+    [why] = machines_awaited(["us-east-1"], ["trn1.32xlarge"])[1:]
+    assert (why.nodes, why.reason) == (1, f"the last launch did not start: TaskFailedToStart: {reason}")
+    assert cluster_fleet.world.count("StartTask") == calls
+    cluster_fleet.provision_for(60)
+    assert cluster_fleet.world.count("StartTask") == calls + 1
+    Machine.objects.filter(runs=following).update(last_seen_at=clock.now())
+    start_incidents(CloudRegion.objects.get(), clock.now())
+    assert not Incident.objects.filter(kind="task-not-started", state="open").exists()
+
+
+def test_a_container_instance_whose_disk_is_full_is_avoided(cluster_fleet: ClusterFleet) -> None:
+    [node] = cluster_fleet.order(1)
+    cluster_fleet.provision()
+    full = fail_start(cluster_fleet, node, "CannotPullContainerError: no space left on device")
+    cluster_fleet.order(1)
+    cluster_fleet.provision()
+    assert full not in {task.instance for task in cluster_fleet.tasks()}
+    waiting, *_ = cluster_fleet.order(3)
+    cluster_fleet.provision()
+    assert "(1 avoided after a failed start, 2 free, 1 in use); 3 needed" in Node.objects.get(id=waiting).reason
+
+
+def test_a_revision_that_somebody_deregistered_is_registered_again(cluster_fleet: ClusterFleet) -> None:
+    start_task, seen = HANDLERS["ecs", "StartTask"], set()
+
+    def deregistered_meanwhile(world: "World", call: "Call") -> dict[str, Any]:
+        name = call.params["taskDefinition"]
+        if not seen:
+            world.backend("ecs", call.region).deregister_task_definition(name)
+        seen.add(name)
+        return start_task(world, call)
+
+    cluster_fleet.world.handlers = {**HANDLERS, ("ecs", "StartTask"): deregistered_meanwhile}
+    nodes = cluster_fleet.order(2)
+    cluster_fleet.provision_for(20)
+    assert cluster_fleet.outcomes() == ["later", "launched"]
+    assert len(seen) == 2
+    assert set(Node.objects.filter(id__in=nodes).values_list("state", flat=True)) == {"joining"}
+
+
+def test_a_revision_of_somebody_else_with_our_digest_is_not_used(cluster_fleet: ClusterFleet) -> None:
+    cluster_fleet.order(1)
+    cluster_fleet.provision()
+    ours = LaunchAttempt.objects.get().base["definition"]
+    found = cluster_fleet.ecs.describe_task_definition(taskDefinition=ours, include=["TAGS"])
+    known = found["taskDefinition"]
+    container = {**known["containerDefinitions"][0], "image": "elsewhere/agent:1"}
+    cluster_fleet.ecs.register_task_definition(
+        family=known["family"], containerDefinitions=[container], networkMode="host", tags=found["tags"],
+        taskRoleArn=known["taskRoleArn"], executionRoleArn=known["executionRoleArn"], volumes=known["volumes"],
+    )  # fmt: skip
+    cluster_fleet.order(1)
+    cluster_fleet.provision()
+    last = LaunchAttempt.objects.order_by("pk").last()
+    assert last is not None
+    assert last.base["definition"].endswith(":3")
