@@ -134,7 +134,8 @@ def _tokens(named: Mapping[bytes, bytes], name: bytes) -> int | None:
 
 
 def _unquoted(value: bytes) -> str:
-    return unquote(value.decode("latin-1"))
+    text = value.decode("latin-1")
+    return unquote(text) if "%" in text else text
 
 
 def waited_at_ingress_s(named: Mapping[bytes, bytes], now: float) -> float | None:

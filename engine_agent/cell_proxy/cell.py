@@ -153,6 +153,9 @@ class Cell:
 
     def weigh(self, request: InFlight, serving_class: ServingClass, sequences: int) -> Refusal | None:
         """Counts the sequences of an admitted request. Returns why there is no room for them, or None."""
+        if sequences == 1:  # as counted when it was admitted
+            self.batch.weigh(request, 1)
+            return None
         limit = self._limit_of(serving_class, monotonic())
         weight, others = admission.weight_of(sequences, limit), self.weight - 1
         if weight > 1 and others + weight > limit:

@@ -22,7 +22,8 @@ class CellCache:
     def __init__(self, pool: EnginePool) -> None:
         self.index = PrefixIndex()
         self.reader = CacheReader(pool, self.index, self._announce)
-        self._changed = asyncio.Event()
+        self._change: asyncio.Event | None = None
+        """The next one, if somebody waits for it."""
         self._asked = self._predicted = self._found = self._other = self._other_found = 0
 
     # --- of requests ---
@@ -62,7 +63,8 @@ class CellCache:
         try:
             async with asyncio.timeout(CACHE_POLL_S):
                 while self.index.is_current(*_parse_cursor(query)):
-                    await self._changed.wait()
+                    self._change = self._change or asyncio.Event()
+                    await self._change.wait()
         except TimeoutError:
             return
         await asyncio.sleep(GATHER_S)
@@ -73,8 +75,9 @@ class CellCache:
         )
 
     def _announce(self) -> None:
-        changed, self._changed = self._changed, asyncio.Event()
-        changed.set()
+        if self._change is not None:
+            self._change.set()
+            self._change = None
 
     def load(self) -> CacheLoad:
         index = self.index

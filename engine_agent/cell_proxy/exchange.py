@@ -11,7 +11,7 @@ from engine_agent.cell_proxy.admission import BadHeader, read_metadata
 from engine_agent.cell_proxy.answer_rewrite import AnswerRewrite, answer_rewrite
 from engine_agent.cell_proxy.api_paths import form_of
 from engine_agent.cell_proxy.cell import Cell
-from engine_agent.cell_proxy.downstream import ClientConnection, contained, contained_task, reported
+from engine_agent.cell_proxy.downstream import ClientConnection, contained, contained_task, report, reported
 from engine_agent.cell_proxy.engine_counters import prompt_is_read
 from engine_agent.cell_proxy.engine_errors import ErrorAnswer
 from engine_agent.cell_proxy.handovers import Handover
@@ -413,8 +413,10 @@ class Exchange:
             connection.release()
         self._ended = True
         self._cell.leave(self)
-        with reported("RequestRecord.complete"):
+        try:  # `reported` would take 1 µs of each request
             self._record.complete(response)
+        except Exception as error:
+            report("RequestRecord.complete", error)
         self._client.answered(keep_alive=self._keep_alive)
 
     def _engine_failed(self, reason: str) -> None:

@@ -47,6 +47,7 @@ class RequestParser:
         self._parser: HttpRequestParser | None = HttpRequestParser(self)
         self._arriving: IncomingRequest | None = None
         self._body_bytes = 0
+        self._may_be_long = False
         self._begin_head()
 
     def _begin_head(self) -> None:
@@ -59,6 +60,8 @@ class RequestParser:
         if self.broken is not None or self._parser is None:
             return
         body_bytes = self._body_bytes
+        if not self._may_be_long and self._withheld_bytes + len(data) > self._max_head_bytes:
+            self._count_heads()
         try:
             self._parser.feed_data(data)
         except HttpParserUpgrade:
@@ -73,6 +76,11 @@ class RequestParser:
             self._withheld_bytes += len(data)
             if self._withheld_bytes > self._limits.max_head_bytes:
                 self.broken = self._head_too_large()
+
+    def _count_heads(self) -> None:
+        """From here on: there are enough bytes for a head that is too long."""
+        self._may_be_long = True
+        self._head_bytes = len(self._target) + sum(len(name) + len(value) + 4 for name, value in self._headers)
 
     def close(self) -> None:
         """Drops everything: parser and callbacks refer to each other."""
@@ -93,16 +101,19 @@ class RequestParser:
 
     def on_url(self, part: bytes) -> None:
         self._target += part
-        self._head_bytes += len(part)
-        if self._head_bytes > self._max_head_bytes:
-            raise ValueError("head too large")
+        if self._may_be_long:
+            self._add_to_head(len(part))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._head_bytes += len(name) + len(value) + 4  # ": " and the line's end
-        if self._head_bytes > self._max_head_bytes:
-            raise ValueError("head too large")  # stops the parser
+        if self._may_be_long:
+            self._add_to_head(len(name) + len(value) + 4)  # ": " and the line's end
         if self.in_head:
             self._headers.append((name.lower(), value))
+
+    def _add_to_head(self, count: int) -> None:
+        self._head_bytes += count
+        if self._head_bytes > self._max_head_bytes:
+            raise ValueError("head too large")  # stops the parser
 
     def on_headers_complete(self) -> None:
         parser = cast(HttpRequestParser, self._parser)
