@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from controlplane.embedded.process_ownership import processes_of
+from engine_agent.ingress.main import MAX_THREADS
 from engine_agent.protocol import ports
 from tests.docs.pages import text_of
 from tests.scenarios.running_fleet import RunningFleet
@@ -32,8 +33,9 @@ FILES = {
     ".s.PGSQL.5432": "PostgreSQL", "valkey.sock": "Valkey", "admin.sock": "HAProxy administration",
     "master.sock": "HAProxy administration",
     **dict.fromkeys(
-        ("parsed.sock", "parser.sock", "no-cell.sock", "sticky.sock", "door.sock", "attempts.sock"), "HAProxy internal"
+        ("parser.sock", "no-cell.sock", "sticky.sock", "door.sock", "attempts.sock", "parsed.sock"), "HAProxy internal"
     ),
+    **dict.fromkeys((f"parsed-{thread}.sock" for thread in range(1, MAX_THREADS + 1)), "HAProxy internal"),
     "held.sock": "bell of held requests", "cache-index.sock": "index of caches",
 }  # fmt: skip
 
