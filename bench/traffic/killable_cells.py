@@ -151,9 +151,13 @@ def fleet(folder: Path, program: EngineProgram, *, cells: int = 3, continues: bo
         for endpoint in endpoints:
             contenders.wait_until_it_answers(endpoint.port, READY_WITHIN_S)
         home = folder / "ingress"
+        shutil.rmtree(home, ignore_errors=True)
         agent = stack.enter_context(contenders.ingress(home, base, endpoints, continues=continues))
         contenders.wait_until_it_answers(base, READY_WITHIN_S)
-        yield Fleet(base, all_cells, home, agent)
+        running = Fleet(base, all_cells, home, agent)
+        if continues:
+            asyncio.run(running.relays_answer())
+        yield running
 
 
 def _is_free(base: int) -> bool:
@@ -186,6 +190,16 @@ class Fleet:
         found["engines"] = [each for cell in self.cells for each in family(cell.engine.pid)]
         haproxy = [each for each in family(self.agent.pid) if each not in found["relays"]]
         return {**found, "haproxy and agent": haproxy}
+
+    async def relays_answer(self) -> None:
+        """Waits until all do. Before, HAProxy sends requests past them."""
+        async with asyncio.timeout(READY_WITHIN_S):
+            while True:
+                with contextlib.suppress(OSError):
+                    answering = [await read_counts(file) for file in (self.home / "relay").glob("[0-9].sock")]
+                    if answering and len(answering) == len(self.relays()):
+                        return
+                await asyncio.sleep(0.2)
 
     async def relay_counts(self) -> Counter[str]:
         """Of all relays, by name and reason."""
