@@ -243,7 +243,8 @@ def test_a_container_instance_whose_disk_is_full_is_avoided(cluster_fleet: Clust
 
 
 def test_a_revision_that_somebody_deregistered_is_registered_again(cluster_fleet: ClusterFleet) -> None:
-    start_task, seen = HANDLERS["ecs", "StartTask"], set()
+    start_task = HANDLERS["ecs", "StartTask"]
+    seen: set[str] = set()
 
     def deregistered_meanwhile(world: "World", call: "Call") -> dict[str, Any]:
         name = call.params["taskDefinition"]
