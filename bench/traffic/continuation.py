@@ -62,6 +62,9 @@ async def measure(
 ) -> dict[str, Any]:
     """All streams of a dialect, undisturbed and then with kills."""
     reader = StreamReader(name, tokens)
+    async with httpx.AsyncClient() as http:
+        for cell in fleet.cells:  # one may have been killed at the end of the last dialect
+            await cell.is_up(http)
     expected = [(await reader.read(fleet.port, number))() for number in range(PROMPTS)]
     if any(seen.is_cut for seen in expected):
         raise SystemExit(f"undisturbed streams failed: {[(seen.error, len(seen.events)) for seen in expected]}")
