@@ -79,7 +79,7 @@ class RequestMetadata(msgspec.Struct, frozen=True):
     replayed: int | None = None
     """Tokens of a stream that this request continues."""
     counted: int | None = None
-    """Of these tokens, those that other cells have counted, with the prompt. None: none has counted anything."""
+    """Of these tokens, those that other cells have counted, with the prompt. None if no cell has counted anything."""
 
 
 class BadHeader(ValueError):

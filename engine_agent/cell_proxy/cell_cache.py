@@ -23,7 +23,7 @@ class CellCache:
         self.index = PrefixIndex()
         self.reader = CacheReader(pool, self.index, self._announce)
         self._change: asyncio.Event | None = None
-        """The next one, if somebody waits for it."""
+        """The next one, if a reader waits for it."""
         self._asked = self._predicted = self._found = self._other = self._other_found = 0
 
     # --- of requests ---

@@ -197,7 +197,7 @@ class RequestRecord:
         return monotonic() - self._left_at
 
     def leave(self) -> None:
-        """The relay is told. If the stream continues elsewhere, it does so from here, whatever is sent meanwhile."""
+        """The relay gets a notice. A stream that continues elsewhere does so from here, whatever is sent meanwhile."""
         self._left_at = monotonic()
         self._left_usage = NO_USAGE if self._marks is None else self._marks.usage()
 

@@ -58,7 +58,7 @@ class Failover:
         self._why, self._began_at = "", 0.0
         self._attempt_number = 0
         self._counted: int | None = None
-        """Tokens that cells have counted for the tenant, with the prompt. None: no cell has. A cell that says that it
+        """Tokens that cells have counted for the tenant, with the prompt; None if no cell has. A cell that says that it
         breaks or leaves counts up to there; one that dies with its proxy counts nothing, and the next one does."""
         self._counted_before: int | None = None
 

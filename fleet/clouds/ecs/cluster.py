@@ -230,7 +230,7 @@ def task_tag(region: str, arn: str, tags: Mapping[str, str]) -> None:
 def definition_ensure(region: str, definition: Mapping[str, Any], install: str) -> str:
     """Returns `family:revision` of a definition with this content; registers a revision if the latest one differs. A
     repeated call after a lost answer finds the revision, and two concurrent processes make two equal revisions. The tag
-    with the digest alone is not trusted: whoever may register a revision of the family may also set it."""
+    with the digest alone is not trusted: a user who may register a revision of the family may also set it."""
     digest, family = digest_of(definition), definition["family"]
     try:
         latest = _ecs("DescribeTaskDefinition", region, "taskDefinition", taskDefinition=family, include=["TAGS"])

@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 def cluster_queue(cloud: CloudRegion, now: datetime) -> None:
-    """Reads the queue of task events, and the container instances if one of ours drains."""
+    """Reads the queue of task events, and the container instances if one of the region drains."""
     drains: set[str] = set()
     queue_read(cloud, now, partial(_handle_messages, drains))
     if drains and _placed_on(cloud, drains):

@@ -16,7 +16,7 @@ CUT = 5
 
 
 async def continued(first: Application, other: Application, model: str, **handed_over: Any) -> tuple[bytes, bytes]:
-    """What a client gets whose stream continues after `CUT` events, and what it would have got."""
+    """The answer to a client whose stream continues after `CUT` events, and the undisturbed one."""
     dialect = dialect_of(CHAT.encode())
     assert dialect is not None
     body = {**BODY, "model": model}

@@ -1,4 +1,4 @@
-"""What a task that did not start proves, and when and where the next one may start."""
+"""Proofs from a task that did not start, and when and where the next one may start."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta

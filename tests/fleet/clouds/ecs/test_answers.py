@@ -1,4 +1,4 @@
-"""Half answers of ECS, and revisions of others: what counts as known."""
+"""Half answers of ECS, and revisions by other programs: what counts as known."""
 
 from collections.abc import Callable
 from typing import Any
