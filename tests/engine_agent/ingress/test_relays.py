@@ -12,6 +12,7 @@ import httpx
 import msgspec
 import pytest
 
+from engine_agent.ingress.haproxy import HaproxyProcess
 from engine_agent.ingress.relay_processes import read_counts
 from engine_agent.protocol.ingress_messages import Affinity, PoolAdapter, cell_server_name
 from tests.engine_agent.cell_proxy.proxy_process import until
@@ -41,11 +42,13 @@ async def has_relay(ingress: RunningIngress) -> Path:
     socket = ingress.settings.state_dir / "relay" / "1.sock"
     await eventually(socket.exists, what="a relay")
 
-    async def is_up() -> bool:
-        page = await ingress.haproxy.admin.send("show servers state relayed")
-        return any(line.split()[3:6:2] == ["relay1", "2"] for line in page.splitlines() if " relay1 " in line)
+    for haproxy in (ingress.haproxy, *(parser.process for parser in ingress.ingress.body_parsers)):
 
-    await until(is_up, "HAProxy sees the relay")
+        async def is_up(haproxy: HaproxyProcess = haproxy) -> bool:
+            page = await haproxy.admin.send("show servers state relayed")
+            return any(line.split()[3:6:2] == ["relay1", "2"] for line in page.splitlines() if " relay1 " in line)
+
+        await until(is_up, "each HAProxy sees the relay")
     return socket
 
 
