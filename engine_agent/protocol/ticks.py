@@ -5,8 +5,6 @@ import random
 TICK_S = 1.0
 _PHASE_S = random.random()
 """Processes of one host tick at different times."""
-
-
 _EARLY_S = 0.02
 """An event loop may wake this much before a tick, and waits for the one after it then."""
 

@@ -344,7 +344,7 @@ def advance(series: Accumulator, sample: Sample | None, now_s: float) -> list[Fi
 
 def quantile_ms(counts: Counts, q: float) -> float | None:
     """The `q` quantile (0..1) of counted latencies in milliseconds, or None without samples."""
-    return round(midpoint_s(quantile_bucket(counts, q)) * 1000, 3) if counts else None
+    return round(midpoint_s(quantile_bucket(counts, q)) * 1000, 3) if total(counts) else None
 
 
 def _coarse_index(step: int, now_s: float) -> int:

@@ -1,13 +1,13 @@
 """Streams of a deployment that may continue at other cells, for its page: what became of them in the last day."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from controlplane.dashboard.charts import Chart, Colour, Series
 from controlplane.dashboard.events import marked
-from engine_agent.protocol.metrics import midpoint_s
 from engine_agent.protocol.stream_counts import PoolStreams, sum_of
+from fleet.load.planner import quantile_ms
 from kernel.tones import Tone
 from traffic.region_shares.selectors import traffic_policies
 from traffic.streams.models import StreamHour
@@ -75,20 +75,10 @@ def streams_of(deployment: str, now: datetime) -> Streams:
         is_on=policy is not None and policy.continuation,
         counts=counts,
         outcomes=tuple(_outcomes(counts)),
-        pause_p50_ms=pause_ms(counts.pauses, 0.5),
-        pause_p99_ms=pause_ms(counts.pauses, 0.99),
+        pause_p50_ms=quantile_ms(counts.pauses, 0.5),
+        pause_p99_ms=quantile_ms(counts.pauses, 0.99),
         charts=marked(_charts(hours, since)) if counts != PoolStreams() else (),
     )
-
-
-def pause_ms(pauses: Mapping[int, int], q: float) -> float | None:
-    """The `q` quantile (0..1) of counted pauses."""
-    wanted, seen = max(1, round(q * sum(pauses.values()))), 0
-    for bucket, count in sorted(pauses.items()):
-        seen += count
-        if seen >= wanted:
-            return round(1000 * midpoint_s(bucket), 1)
-    return None
 
 
 def _outcomes(counts: PoolStreams) -> Iterator[Outcome]:
@@ -109,8 +99,8 @@ def _charts(hours: list[PoolStreams], since: datetime) -> list[Chart]:
         Series("cut", [float(sum(each.cut_total.values())) for each in hours], Colour.BAD),
     )
     pauses = (
-        Series("median", [pause_ms(each.pauses, 0.5) for each in hours]),
-        Series("p99", [pause_ms(each.pauses, 0.99) for each in hours]),
+        Series("median", [quantile_ms(each.pauses, 0.5) for each in hours]),
+        Series("p99", [quantile_ms(each.pauses, 0.99) for each in hours]),
     )
     return [
         Chart("streams-moved", "Streams that left their cell", "per hour", since, 3600, lines, decimals=0),
