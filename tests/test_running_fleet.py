@@ -1,6 +1,5 @@
 """Fleets of concurrent tests get different ports."""
 
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,13 +19,9 @@ sys.stdin.read()
 
 @contextmanager
 def session() -> Iterator[tuple[int, ...]]:
-    """The ports of another session's worker, which is there until this ends. It is none of this session's workers, all
-    of whose ports fleets may have that run meanwhile."""
-    environment = {**os.environ, "PYTEST_XDIST_WORKER": "gw6"}
+    """The ports of another session's worker of this number, which is there until this ends."""
     command = [sys.executable, "-c", SESSION]
-    with subprocess.Popen(
-        command, cwd=CHECKOUT, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as process:
+    with subprocess.Popen(command, cwd=CHECKOUT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         yield tuple(map(int, process.stdout.readline().split()))
         process.communicate()

@@ -28,11 +28,11 @@ POLL_S = 0.05
 POLL_MOST_S = 0.3
 """Poll interval, first and last. Each poll costs the web process CPU that engines need to start, so it slows down."""
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
-"""Four workers may each run fleets, with separate ports."""
-NODE_PORTS = 22000 - 1000 * WORKER
-PORTS_EACH = 240
+NODE_PORTS = range(22000, 12999, -1000)
+"""The first of each thousand ports for nodes, so many fleets may run at the same time."""
+PORTS_EACH = 140
 PORTS_FROM = 23000 + PORTS_EACH * WORKER
-"""The sum is below a thousand: an ingress uses ports 2000 and 3000 above its first."""
+"""Those of seven workers are below a thousand: an ingress uses ports 2000, 3000 and 4000 above its first."""
 REGIONS = ("us-east-1", "us-west-2")
 
 
@@ -267,8 +267,8 @@ def free_ports(count: int) -> int:
 
 def node_ports() -> int:
     """The first of a thousand ports for nodes, reserved until `release`."""
-    base = next((base for base in range(NODE_PORTS, NODE_PORTS - 9000, -3000) if claimed(base)), None)
-    assert base is not None, "three other test processes run fleets on these ports"
+    base = next((base for base in NODE_PORTS if claimed(base)), None)
+    assert base is not None, f"{len(NODE_PORTS)} other test processes run fleets"
     return base
 
 
