@@ -32,7 +32,7 @@ NODE_PORTS = range(22000, 12999, -1000)
 """The first of each thousand ports for nodes, so many fleets may run at the same time."""
 PORTS_EACH = 140
 PORTS_FROM = 23000 + PORTS_EACH * WORKER
-"""Those of seven workers are below a thousand: an ingress uses ports 2000, 3000 and 4000 above its first."""
+"""Those of seven workers are below a thousand: an ingress uses ports 2000 to 5000 above its first."""
 REGIONS = ("us-east-1", "us-west-2")
 
 
