@@ -150,6 +150,9 @@ def server_config(asgi: Any, **where: Any) -> uvicorn.Config:
         ws_ping_timeout=WS_PONG_WITHIN_S,
         access_log=False,
         lifespan="off",
+        # A request that came before the answer to the last one ended would share its thread, and so leave its database
+        # connection open.
+        reset_contextvars=True,
         proxy_headers=False,  # whose headers count, the settings say (controlplane.asgi)
         timeout_graceful_shutdown=GRACE_S,
         log_config=None,  # its lines are ours (engine_agent.protocol.log_lines)

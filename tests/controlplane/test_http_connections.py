@@ -4,42 +4,52 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
-import uvicorn
 from uvicorn.server import ServerState
 
 from controlplane.connection_door import HANDSHAKES_LEAST, PACE_OVER_S, ConnectionDoor, ConnectionLimits
 from controlplane.http_connections import HttpConnectionLimit, http_connections
+from controlplane.web import server_config
 from tests.engine_agent.fake_control_plane import eventually
 
 pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
 REQUEST = b"GET /whole HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+request_of = ContextVar("request_of", default="")
 
 
 class Listener:
-    """A listener whose application answers `/whole`, and `/slow` once it may."""
+    """A listener whose application answers `/whole`, and `/slow` once it may. The answer to `/long` is complete for its
+    client before it ends."""
 
     def __init__(self, limits: ConnectionLimits, head_s: float) -> None:
         bound = socket.create_server(("127.0.0.1", 0))
         self.port = bound.getsockname()[1]
-        config = uvicorn.Config(self._answer, interface="asgi3", lifespan="off", log_config=None)
+        config = server_config(self._answer)
         config.load()
         self.limit = HttpConnectionLimit(limits.http, head_s)
-        make = http_connections(config, ServerState(), self.limit)
+        self.state = ServerState()
+        make = http_connections(config, self.state, self.limit)
         self.door = ConnectionDoor(bound, make, limits, is_unlimited=lambda address: False)
         self.door.start(100)
         self.may_answer = asyncio.Event()
         self.slow = 0
+        self.inherited: list[str] = []
 
     async def _answer(self, scope: Any, _: Any, send: Any) -> None:
+        self.inherited.append(request_of.get())
+        request_of.set(scope["path"])
         if scope["path"] == "/slow":
             self.slow += 1
             await self.may_answer.wait()
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-        await send({"type": "http.response.body", "body": b"ok"})
+        await send({"type": "http.response.body", "body": b"ok", "more_body": scope["path"] == "/long"})
+        if scope["path"] == "/long":
+            await self.may_answer.wait()
+            await send({"type": "http.response.body"})
 
     async def connected(self, said: bytes = b"", address: str = "127.0.0.1") -> Streams:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0))
@@ -191,3 +201,15 @@ async def test_on_a_slow_host_fewer_handshakes_run_at_the_same_time(monkeypatch:
         now_s += PACE_OVER_S + 1
         pending_hellos = HANDSHAKES_LEAST
         assert is_full()
+
+
+async def test_a_request_before_the_end_of_the_last_answer_shares_nothing_with_it() -> None:
+    async with listening(ConnectionLimits()) as listener:
+        reader, writer = await listener.connected(REQUEST.replace(b"whole", b"long"))
+        await reader.readuntil(b"ok")
+        writer.write(REQUEST)
+        await eventually(lambda: any(connection.pipeline for connection in listener.state.connections))
+        listener.may_answer.set()
+        await reader.readuntil(b"ok")
+        writer.close()
+    assert listener.inherited == ["", ""]

@@ -12,6 +12,7 @@ import uvicorn
 from django.core.asgi import get_asgi_application
 from django.db import connections
 
+from controlplane.web import server_config
 from fleet.regions.models import Region
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet.rows import NOW
@@ -27,8 +28,8 @@ pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     """Port of web's HTTP application, as ASGI in a thread."""
     monkeypatch.setitem(connections.settings["default"], "CONN_MAX_AGE", 0)
-    config = uvicorn.Config(get_asgi_application(), host="127.0.0.1", port=0, lifespan="off", log_level="warning")
-    server, began = uvicorn.Server(config), threading.Event()
+    server = uvicorn.Server(server_config(get_asgi_application(), host="127.0.0.1", port=0))
+    began = threading.Event()
     thread = threading.Thread(target=server.run)
     thread.start()
     while not server.started:

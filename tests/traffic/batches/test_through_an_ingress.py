@@ -17,6 +17,7 @@ from django.core.asgi import get_asgi_application
 from django.db import connections
 
 from controlplane.request_bodies import RequestBodies
+from controlplane.web import server_config
 from tests.engine_agent.cell_proxy.proxy_process import until
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
@@ -73,12 +74,9 @@ class Rig:
 @asynccontextmanager
 async def rig(home: Path) -> AsyncIterator[Rig]:
     application = RequestBodies(cast(Any, get_asgi_application()))
-    server = uvicorn.Server(
-        # Wait for its requests: a cancelled one leaves its database connection open.
-        uvicorn.Config(
-            application, host="127.0.0.1", port=0, lifespan="off", log_level="warning", timeout_graceful_shutdown=10
-        )
-    )
+    config = server_config(application, host="127.0.0.1", port=0)
+    config.timeout_graceful_shutdown = 60  # a cancelled request leaves its database connection open
+    server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())
 
     async def is_up() -> bool:

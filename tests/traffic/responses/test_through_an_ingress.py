@@ -18,6 +18,7 @@ from django.db import connections
 from django.utils import timezone
 
 from controlplane.request_bodies import RequestBodies
+from controlplane.web import server_config
 from tests.engine_agent.cell_proxy.proxy_process import until
 from tests.engine_agent.ingress.cells import FakeCell, Request, _write_chunk, _write_head
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
@@ -112,10 +113,8 @@ class Web:
 
     def __init__(self) -> None:
         application = RequestBodies(CreateResponse(cast(Any, get_asgi_application())))
-        # Wait for its requests: a cancelled one leaves its database connection open.
-        config = uvicorn.Config(
-            application, host="127.0.0.1", port=0, lifespan="off", log_level="warning", timeout_graceful_shutdown=10
-        )
+        config = server_config(application, host="127.0.0.1", port=0)
+        config.timeout_graceful_shutdown = 60  # a cancelled request leaves its database connection open
         self._server = uvicorn.Server(config)
         self.port = 0
 
