@@ -5,7 +5,7 @@ The fleet is given by what can be asked of it: `make chaos` and a scenario of th
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -98,6 +98,7 @@ class Campaign:
         self._cells: Mapping[str, Any] = {}
         self._nodes: Mapping[str, Any] = {}
         self._ingresses: Mapping[str, Any] = {}
+        self._said: set[int] = set()
         self._relays = RelayCounts(fleet.home)
         self.report = Report()
 
@@ -113,6 +114,7 @@ class Campaign:
             if not self._inject(fault, Random(f"{self._seed} {number}")):
                 continue
             self.report.calm_after_s = self._wait_for_calm(before)
+            self._say_new(requests)
             if self.report.calm_after_s >= CALM_WITHIN_S:
                 break
         self._judge(before, requests)
@@ -123,7 +125,11 @@ class Campaign:
         with contextlib.suppress(*AWAY):
             self._cells, self._nodes = self._fleet.cells(), self._fleet.nodes()
         now = time.monotonic()
-        done = do(fault, self._surroundings(), chance)
+        try:
+            done = do(fault, self._surroundings(), chance)
+        except (SystemExit, *AWAY) as error:
+            self._say(f"{fault}: could not be ordered: {error}")
+            return False
         if done is None:
             self._say(f"{fault}: nothing of the kind runs")
             return False
@@ -135,7 +141,7 @@ class Campaign:
         if fault.target in CONTROLS:
             back_s = LAUNCHED_WITHIN_S if fault.target is Target.LAUNCHER else PASS_WITHIN_S
             self._windows.append(Window(now, now + lasts_s + back_s, str(fault)))
-        else:
+        elif fault.trail:
             self._trails.append((done, of | {done.subject}))  # otherwise no process was running to write one
         # On a separate thread: this one may be waiting for an answer of the paused process.
         undoing = Timer(fault.lasts_s, done.undo)
@@ -143,6 +149,14 @@ class Campaign:
         self._wait_until(now + max(fault.lasts_s, self._every_s))
         undoing.join()
         return True
+
+    def _say_new(self, requests: Sequence[Request]) -> None:
+        """Report each request without an excuse soon after its end, while its traces in the logs are easy to find."""
+        ended = [request for request in requests if request.ended]
+        for request in unexcused(ended, self._cuts):
+            if id(request) not in self._said:
+                self._said.add(id(request))
+                self._say(f"        request of {request.began - self._began:.1f} s: {request}")
 
     def _wait_until(self, until: float) -> None:
         while time.monotonic() < until:
@@ -258,7 +272,7 @@ class Campaign:
 
     def _is_noted(self, before: Counter[str]) -> bool:
         with contextlib.suppress(*AWAY):
-            return self._census() == before and not any(self._missing_trails())
+            return self._census() == before and not self._missing_trails()
         return False
 
     def _census(self) -> Counter[str]:
@@ -269,13 +283,16 @@ class Campaign:
         counts[AGENTS_BEYOND_NODES] = counts.pop(Target.NODE_AGENT, 0) - nodes
         return counts
 
-    def _missing_trails(self) -> Iterator[str]:
-        if not any(done.fault.trail for done, _ in self._trails):
-            return
-        rows = list(self._fleet.trail())
-        for done, subjects in self._trails:
-            if done.fault.trail and not has_trail(done.fault.trail, subjects, rows):
-                yield f"no {' or '.join(done.fault.trail)} names {done.subject} after {done.fault}"
+    def _missing_trails(self) -> Sequence[str]:
+        """Forgets trails that were found: the list of events is cut off after a page."""
+        if self._trails:
+            rows = list(self._fleet.trail())
+            self._trails = [
+                (done, subjects) for done, subjects in self._trails if not has_trail(done.fault.trail, subjects, rows)
+            ]
+        return [
+            f"no {' or '.join(done.fault.trail)} names {done.subject} after {done.fault}" for done, _ in self._trails
+        ]
 
     def _is_whole(self) -> bool:
         with contextlib.suppress(*AWAY):

@@ -130,7 +130,8 @@ def _under_test(fleet: Fleet) -> FleetUnderTest:
     def is_whole() -> bool:
         # A fault during a rollout may look like the version's: it pauses, and continues as an operator would let it.
         for row in fleet.rows("rollouts", deployment=DEPLOYMENT, state="paused"):
-            fleet.post(f"rollouts/{row['id']}/resume", why="chaos")
+            with contextlib.suppress(SystemExit):  # it may have ended in the meantime
+                fleet.post(f"rollouts/{row['id']}/resume", why="chaos")
         return fleet.is_whole(DEPLOYMENT)
 
     return FleetUnderTest(
