@@ -97,6 +97,8 @@ SILENT_S = 20.0
 """A host that is cut off for less than the 30 s after which it counts as lost."""
 NOTICE_S = 30.0
 """From a spot notice to the end of its machine. Clouds give two minutes."""
+HANGS_AFTER_S = 10.0
+"""`silent_after_s` of `engine_agent.ingress.settings.Times`."""
 STARTED_AGAIN_AFTER_S = 5.0
 """How long the host's supervisor takes to start a launcher that was killed."""
 
@@ -195,14 +197,15 @@ def schedule(seed: int, of: Sequence[Fault] = MATRIX) -> Iterator[Fault]:
 @dataclass(frozen=True, slots=True)
 class Exemption:
     """Faults that may break the connection of a stream, where and why: its client sends it again and continues. No
-    fault may make a request fail, or a stream end early."""
+    fault may make a request fail, or a stream end early. Shorter ones than `at_least_s` may not break any."""
 
     why: str
     where: str
     kinds: frozenset[tuple[Target, Harm]]
+    at_least_s: float = 0.0
 
     def covers(self, fault: Fault) -> bool:
-        return (fault.target, fault.harm) in self.kinds
+        return (fault.target, fault.harm) in self.kinds and fault.lasts_s >= self.at_least_s
 
 
 _ENDS_HAPROXY = {
@@ -217,6 +220,12 @@ EXEMPTIONS = (
         "the client's connection ends at the HAProxy that dies",
         "streams that pass this ingress",
         frozenset(_ENDS_HAPROXY),
+    ),
+    Exemption(
+        f"its agent kills a HAProxy that has not answered for {HANGS_AFTER_S:g} s",
+        "streams that pass this ingress",
+        frozenset({(Target.HAPROXY_WORKER, Harm.PAUSE)}),
+        at_least_s=HANGS_AFTER_S,
     ),
     Exemption(
         "only the relay that dies knows which part of the answer its client has",

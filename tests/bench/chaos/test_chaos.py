@@ -5,9 +5,22 @@ from itertools import islice
 
 import pytest
 
-from bench.chaos.schedule import EXEMPTIONS, MATRIX, PAUSES_S, PROCESSES, STATE, Fault, Harm, Target, kinds, schedule
+from bench.chaos.schedule import (
+    EXEMPTIONS,
+    HANGS_AFTER_S,
+    MATRIX,
+    PAUSES_S,
+    PROCESSES,
+    STATE,
+    Fault,
+    Harm,
+    Target,
+    kinds,
+    schedule,
+)
 from bench.chaos.users import Attempt, Outcome, Prompt, Request, orders, prompts
 from bench.chaos.verdict import FaultWindow, PassSeen, Window, has_trail, late_passes, unexcused
+from engine_agent.ingress.settings import Times
 
 EAST, WEST = "http://127.0.0.1:8080", "http://127.0.0.1:8081"
 PROMPT = Prompt("chat", "/chat/completions", {})
@@ -47,6 +60,10 @@ def test_kinds_are_chosen_by_words_of_their_names_and_by_their_pauses() -> None:
     assert max(kind.lasts_s for kind in kinds(5.0) if kind.harm is Harm.PAUSE and kind.target in PROCESSES) == 5.0
 
 
+def test_a_haproxy_counts_as_hanging_as_soon_as_its_agent_kills_it() -> None:
+    assert Times().silent_after_s == HANGS_AFTER_S
+
+
 def test_only_faults_of_an_ingress_may_break_connections() -> None:
     exempt = {kind for each in EXEMPTIONS for kind in each.kinds}
     assert exempt <= {(kind.target, kind.harm) for kind in MATRIX}
@@ -58,6 +75,8 @@ def test_only_faults_of_an_ingress_may_break_connections() -> None:
     [
         (Outcome.REPEATED, 11.0, EAST, Fault(Target.HAPROXY, Harm.KILL), True),
         (Outcome.REPEATED, 11.0, EAST, Fault(Target.RELAY, Harm.KILL), True),
+        (Outcome.REPEATED, 11.0, EAST, Fault(Target.HAPROXY_WORKER, Harm.PAUSE, 30.0), True),
+        (Outcome.REPEATED, 11.0, EAST, Fault(Target.HAPROXY_WORKER, Harm.PAUSE, 5.0), False),
         (Outcome.REPEATED, 11.0, EAST, Fault(Target.LEADER, Harm.KILL), False),
         (Outcome.REPEATED, 11.0, WEST, Fault(Target.HAPROXY, Harm.KILL), False),
         (Outcome.REPEATED, 20.0, EAST, Fault(Target.HAPROXY, Harm.KILL), False),
@@ -65,7 +84,18 @@ def test_only_faults_of_an_ingress_may_break_connections() -> None:
         (Outcome.FAILED, 11.0, EAST, Fault(Target.HAPROXY, Harm.KILL), False),
         (Outcome.WRONG, 11.0, EAST, Fault(Target.HAPROXY, Harm.KILL), False),
     ],
-    ids=["HAProxy", "relay", "engine", "another ingress", "later", "cut", "without an answer", "another answer"],
+    ids=[
+        "HAProxy",
+        "relay",
+        "hangs",
+        "hangs briefly",
+        "engine",
+        "another ingress",
+        "later",
+        "cut",
+        "without an answer",
+        "another answer",
+    ],
 )
 def test_only_streams_that_passed_what_died_may_have_been_repeated(
     outcome: Outcome, repeated_at: float, url: str, fault: Fault, excused: bool
