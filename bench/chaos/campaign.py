@@ -152,11 +152,13 @@ class Campaign:
 
     def _say_new(self, requests: Sequence[Request]) -> None:
         """Report each request without an excuse soon after its end, while its traces in the logs are easy to find."""
-        ended = [request for request in requests if request.ended]
-        for request in unexcused(ended, self._cuts):
-            if id(request) not in self._said:
-                self._said.add(id(request))
-                self._say(f"        request of {request.began - self._began:.1f} s: {request}")
+        ended = [request for request in requests if request.ended and id(request) not in self._said]
+        self._said.update(map(id, ended))
+        found = unexcused(ended, self._cuts)
+        for request in found:
+            self._say(f"        request of {request.began - self._began:.1f} s: {request}")
+        if exempt := sum(request.outcome is not Outcome.COMPLETE for request in ended) - len(found):
+            self._say(f"        {exempt} connections broke, which is exempt")
 
     def _wait_until(self, until: float) -> None:
         while time.monotonic() < until:
