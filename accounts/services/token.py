@@ -10,7 +10,7 @@ from accounts.models import ApiToken
 from kernel.access import Scope
 from kernel.events import event_record
 from kernel.refusals import InvalidInput
-from kernel.secrets import secret_issue
+from kernel.secrets import secret_row_create
 
 DAYS, LONGEST_DAYS = 90, 366
 """Default and maximum lifetime of tokens."""
@@ -30,11 +30,9 @@ def token_create(
     made_with: ApiToken | None = None,
 ) -> tuple[ApiToken, str]:
     """A new token and its text, which is not stored."""
-    issued = secret_issue()
     actor = actor or user.get_username()[:64]
-    token = ApiToken.objects.create(
-        prefix=issued.prefix,
-        digest=issued.digest,
+    token, text = secret_row_create(
+        ApiToken,
         name=name,
         user=user,
         scope=scope.value,
@@ -45,11 +43,11 @@ def token_create(
     )
     event_record(
         kind="token.created",
-        message=f"API token {name!r} ({issued.prefix}…) created for {user.get_username()}, scope {scope}",
+        message=f"API token {name!r} ({token.prefix}…) created for {user.get_username()}, scope {scope}",
         now=now,
         actor=actor,
     )
-    return token, issued.text
+    return token, text
 
 
 def token_create_within(

@@ -94,16 +94,12 @@ def seed(nodes: int, cells: int, *, with_past: bool = True) -> tuple[list[Member
     from fleet.cells.models import CellMember
     from fleet.nodes.models import AgentCredential, Node
     from kernel import clock
-    from kernel.secrets import Issued, secret_issue
+    from kernel.secrets import secret_issue
 
     seed_calm(nodes, cells, with_past=with_past)
     places = {member.node_id: member for member in CellMember.objects.select_related("cell")}
     nodes_known = list(Node.objects.order_by("id"))
-    by_prefix: dict[str, Issued] = {}  # of 20,000 prefixes with 32 bits, two are equal in one of 22 runs
-    while len(by_prefix) < len(nodes_known):
-        own = secret_issue()
-        by_prefix[own.prefix] = own
-    issued = list(by_prefix.values())
+    issued = [secret_issue() for _ in nodes_known]
     AgentCredential.objects.bulk_create(
         AgentCredential(
             prefix=own.prefix,

@@ -29,7 +29,7 @@ class AuditSerializer(serializers.ModelSerializer[AuditRecord]):
             "reason", "request_id", "changes", "previous", "digest",
         ]  # fmt: skip
         examples = {
-            "token_prefix": "0a1b2c3d",
+            "token_prefix": "0a1b2c3d4e5f60",
             "object": "rollout/12",
             "about": ["rollout/12", "deployment/sim-70b"],
             "request_id": "5b0e2c1f9a7d4e3b8c6a1d2f3e4b5a6c",

@@ -239,7 +239,7 @@ class NewInvitationSerializer(InvitationSerializer):
 
     class Meta(InvitationSerializer.Meta):
         fields = [*InvitationSerializer.Meta.fields, "line", "notices"]
-        examples = {"line": "curl -fsSLk https://control.example.com:8443/join | sh -s -- sw_5e6f7a8b_0f1e2d3c"}
+        examples = {"line": "curl -fsSLk https://control.example.com:8443/join | sh -s -- sw_5e6f7a8b9c0d1e_0f1e2d3c"}
 
 
 class InviteSerializer(StrictSerializer):

@@ -18,6 +18,7 @@ from django.utils.crypto import salted_hmac
 from kernel.models import IdempotentAnswer
 from kernel.refusals import InvalidInput
 from kernel.rest.changes import InProgress, KeyUsedOtherwise
+from kernel.secrets import SECRET_PATTERN
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
@@ -28,8 +29,7 @@ SUBMISSION = "submission"
 """Field with the token of a form (`{% form_token %}`)."""
 _TOKEN = re.compile(r"[A-Za-z0-9_-]{8,64}")
 _FORM = re.compile(r"[\x21-\x7e]{1,255}")
-_SECRET = re.compile(rb"sw_[0-9a-f]{8}_[0-9a-f]{40,}")
-"""The form of secrets that are shown once (kernel.secrets)."""
+_SECRET = re.compile(SECRET_PATTERN.encode())
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def test_refusals_in_a_loop_are_recorded_a_few_times_a_minute(monkeypatch: pytes
 def test_strangers_are_not_recorded() -> None:
     client = anonymous()
     client.post("/api/v1/nodes/n-00000001/cordon")
-    client.credentials(HTTP_AUTHORIZATION="Bearer sw_00000000_" + 48 * "0")
+    client.credentials(HTTP_AUTHORIZATION="Bearer sw_00000000000000_" + 48 * "0")
     client.get("/api/v1/nodes")
     assert recorded() == []
 

@@ -454,7 +454,7 @@ async def test_without_a_certificate_only_a_credential_that_counts_lets_anybody_
     await sync_to_async(revoke)()
     agent.identity.combined_file.unlink(missing_ok=True)
     kept = agent.identity.folder.parent / "credential"
-    for text in (kept.read_text(), f"sw_{8 * '0'}_{48 * '0'}", "sw_never_enrolled"):
+    for text in (kept.read_text(), f"sw_{14 * '0'}_{48 * '0'}", "sw_never_enrolled"):
         kept.write_text(text)
         async with agent.running():
             await eventually(lambda: "403" in agent.connection.status.reason, what=agent.connection.status.reason)

@@ -209,7 +209,7 @@ async def test_an_application_that_answers_before_it_reads_has_answered(monkeypa
 @pytest.mark.parametrize("path", ["/v1/responses", "/v1/files", "/v1/batches", "/v1/async/chat/completions"])
 async def test_a_key_is_checked_before_a_byte_of_the_body_is_read(path: str) -> None:
     await key_of("acme")
-    request = Request(path, b"x", key="sw_00000000_" + "5e" * 24)
+    request = Request(path, b"x", key="sw_00000000000000_" + "5e" * 24)
     assert await request.answered_by(RequestBodies(cast(Any, Reading()))) == 401
     assert request.asked == 0
     assert json.loads(request.body)["error"]["code"] == "invalid_api_key"

@@ -95,7 +95,7 @@ def test_frames_of_any_kind_end_in_order(
 
 paths = st.sampled_from([b"/agents/ws", b"/agents/ws?a=%00", b"/agents%2Fws", b"/live", b"/%00", b"//", b"*"])
 values = st.sampled_from(
-    [b"", b"Bearer", b"Bearer sw_00000000_" + b"5e" * 24, b"\xff\xfe", b"Bearer \x00", b"x" * 9000]
+    [b"", b"Bearer", b"Bearer sw_00000000000000_" + b"5e" * 24, b"\xff\xfe", b"Bearer \x00", b"x" * 9000]
 )
 names = st.sampled_from([b"authorization", b"authorization", b"upgrade", b"sec-websocket-key", b"host", b"origin"])
 

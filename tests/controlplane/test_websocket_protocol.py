@@ -15,7 +15,7 @@ from fleet.agents.consumers.limits import CredentialFilter, CredentialVerdict
 
 HEAD = b"upgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
 HEAD += b"sec-websocket-version: 13\r\n"
-STRANGER = b"authorization: Bearer sw_00000000_" + b"5e" * 24 + b"\r\n"
+STRANGER = b"authorization: Bearer sw_00000000000000_" + b"5e" * 24 + b"\r\n"
 
 
 class Wire(asyncio.Transport):
@@ -98,7 +98,7 @@ async def test_a_flood_of_knocks_is_told_to_come_later_and_a_known_agent_gets_in
     protocol, wire = connection(application)
     protocol.data_received(request)
     assert wire.sent.startswith(b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 2\r\n")
-    credential_filter.add_prefixes(["00000000"])
+    credential_filter.add_prefixes([14 * "0"])
     protocol, wire = connection(application)
     protocol.data_received(request)
     await asyncio.sleep(0)

@@ -156,7 +156,7 @@ def refused(fleet: RunningFleet, host: Host, command: str, says: str) -> None:
 
 def test_a_wrong_token_joins_nothing(fleet: RunningFleet, host: Host) -> None:
     curl = line(fleet).partition(" -- ")[0]
-    refused(fleet, host, f"{curl} -- sw_00000000_{'0' * 48}", "this token is unknown")
+    refused(fleet, host, f"{curl} -- sw_00000000000000_{'0' * 48}", "this token is unknown")
 
 
 def test_a_port_that_is_taken_is_named(fleet: RunningFleet, host: Host) -> None:

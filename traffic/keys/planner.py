@@ -126,6 +126,8 @@ def effect_of_requiring(*, required: bool, active_keys: int) -> str:
 
 _SENDER, _PLAYGROUND = "switchyard sender", "switchyard playground"
 _SECRET_LETTERS = 48
+_PREFIX_DIGITS = 16
+"""More than in application keys (`kernel.secrets`), so no two are equal."""
 
 
 PLAYGROUND_TENANT = "switchyard-playground"
@@ -158,8 +160,7 @@ def playground_key(secret: str) -> ApiKey:
 
 
 def _internal_text(purpose: str, name: str, secret: str) -> str:
-    """The middle part is twice as long as in application keys, so they cannot collide."""
-    prefix = hashlib.sha256(f"{purpose}\0{name}".encode()).hexdigest()[:16]
+    prefix = hashlib.sha256(f"{purpose}\0{name}".encode()).hexdigest()[:_PREFIX_DIGITS]
     proof = hmac.new(secret.encode(), f"{purpose}\0{name}".encode(), "sha256").hexdigest()
     return f"sw_{prefix}_{proof[:_SECRET_LETTERS]}"
 

@@ -17,7 +17,7 @@ from fleet.requests.services import ingress_windows_store
 from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
-from kernel.secrets import secret_issue
+from kernel.secrets import secret_row_create
 from kernel.tones import Tone
 from traffic.async_requests.models import RequestQueue
 from traffic.keys.models import ApplicationKey, KeyPolicy
@@ -182,9 +182,7 @@ def _lock_policy() -> KeyPolicy:
 
 
 def _issue_key(**columns: Any) -> NewKey:
-    issued = secret_issue()
-    key = ApplicationKey.objects.create(prefix=issued.prefix, digest=issued.digest, **columns)
-    return NewKey(key, issued.text)
+    return NewKey(*secret_row_create(ApplicationKey, **columns))
 
 
 def _lock_unrevoked_key(prefix: str) -> ApplicationKey:

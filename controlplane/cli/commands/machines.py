@@ -115,8 +115,8 @@ def withdraw(
     prefix: Annotated[str, typer.Argument(metavar="INVITATION", autocompletion=names_of("invitations"))],
     why: Why = "",
 ) -> None:
-    """Withdraw an invitation, so that no more hosts can join with it. INVITATION: the 8 digits after `sw_` in its
-    token."""
+    """Withdraw an invitation, so that no more hosts can join with it. INVITATION: the digits between `sw_` and the
+    next `_` in its token."""
     run = session_of(context)
     result = run.connection.post(f"{path_of('machines/invitations', prefix)}/withdraw", {"why": why})
     run.show(result, [f"invitation {prefix} is {result['state']}"])

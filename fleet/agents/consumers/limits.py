@@ -19,6 +19,7 @@ import msgspec
 from django.db import DEFAULT_DB_ALIAS, connections
 
 from engine_agent.protocol.messages import Cause, Desired, DownMessage
+from kernel.secrets import SECRET_PATTERN
 
 
 class TokenBucket:
@@ -120,7 +121,7 @@ UNKNOWN_PER_S, UNKNOWN_BURST = 20.0, 200.0
 """Lookups of unknown prefixes. The burst covers enrolments between two reads of new prefixes."""
 RETRY_AFTER_S = 2
 """A new credential's prefix is known by then."""
-_BEARER = re.compile(r"bearer +(sw_([0-9a-f]{8})_[0-9a-f]{48}) *", re.IGNORECASE)
+_BEARER = re.compile(rf"bearer +(?P<text>{SECRET_PATTERN}) *", re.IGNORECASE)
 
 
 class CredentialVerdict(Enum):
@@ -147,7 +148,7 @@ class CredentialFilter:
         found = _BEARER.fullmatch(authorization)
         if found is None:
             return CredentialVerdict.REFUSED
-        if found[2] in self._prefixes:
+        if found["prefix"] in self._prefixes:
             return CredentialVerdict.LOOKED_UP
         has_room = self._unknown.take(self._now()) if counts else self._unknown.has(self._now())
         return CredentialVerdict.LOOKED_UP if has_room else CredentialVerdict.LATER
@@ -155,7 +156,7 @@ class CredentialFilter:
 
 def credential_of(authorization: str) -> str:
     found = _BEARER.fullmatch(authorization)
-    return found[1] if found else ""
+    return found["text"] if found else ""
 
 
 AT_ONCE = 500

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -34,7 +35,7 @@ from fleet.reconcile.planning.states import MachineRole, MachineState
 from kernel import clock
 from kernel.events import event_record
 from kernel.outside_transaction import refuse_inside_transaction, run_outside_transaction
-from kernel.secrets import secret_issue, secret_issue_again, secret_matches, secret_prefix
+from kernel.secrets import secret_issue_again, secret_matches, secret_prefix, secret_row_create
 from kernel.tones import Tone
 
 
@@ -148,9 +149,8 @@ def join_token_issue(*, kind: AgentKind, subject: str, region: str, expires_at: 
             if hmac.compare_digest(known.digest, unused.digest):
                 JoinToken.objects.filter(pk=unused.pk).update(expires_at=max(expires_at, unused.expires_at))
                 return known.text
-        issued = secret_issue_again(_JOIN_TOKENS)
-        JoinToken.objects.create(**own, prefix=issued.prefix, digest=issued.digest, expires_at=expires_at)
-    return issued.text
+        issue = partial(secret_issue_again, _JOIN_TOKENS)
+        return secret_row_create(JoinToken, issue, **own, expires_at=expires_at)[1]
 
 
 def agent_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetime, certificate: Any = None) -> str:
@@ -197,11 +197,7 @@ def credential_issue(*, kind: str, subject: str, region: str, now: datetime) -> 
     """Returns a new credential, in the caller's transaction. Revokes the agent's older credentials and certificates: an
     agent that enrols again has lost them, or another process has them."""
     credentials_revoke(kind=kind, subject=subject, now=now)
-    issued = secret_issue()
-    AgentCredential.objects.create(
-        prefix=issued.prefix, digest=issued.digest, kind=kind, subject=subject, region=region, created_at=now
-    )
-    return issued.text
+    return secret_row_create(AgentCredential, kind=kind, subject=subject, region=region, created_at=now)[1]
 
 
 def _bind_nonce(row: JoinToken, nonce: str) -> None:
@@ -295,17 +291,9 @@ def _renew_credential(row: AgentCredential, now: datetime) -> str | None:
     """A new credential if this one is old enough. Both are valid until the new one is presented."""
     if row.created_at > now - CREDENTIAL_RENEWED_AFTER:
         return None
-    issued = secret_issue()
-    AgentCredential.objects.create(
-        prefix=issued.prefix,
-        digest=issued.digest,
-        kind=row.kind,
-        subject=row.subject,
-        region=row.region,
-        created_at=now,
-        bound_at=row.bound_at,
-    )
-    return issued.text
+    return secret_row_create(
+        AgentCredential, kind=row.kind, subject=row.subject, region=row.region, created_at=now, bound_at=row.bound_at
+    )[1]
 
 
 def _agent_identity(credential: str, row: AgentCredential | None) -> AgentIdentity | None:
@@ -429,10 +417,8 @@ def _ticket_issue(machine: Machine, proof: Proof, now: datetime) -> str:
             node=machine.runs if machine.role == MachineRole.NODE else "",
         )  # fmt: skip
     machine.tickets.all().delete()
-    issued = secret_issue()
-    Invitation.objects.create(
-        prefix=issued.prefix,
-        digest=issued.digest,
+    return secret_row_create(
+        Invitation,
         region_id=machine.region_id,
         role=machine.role,
         instance_type_id=machine.instance_type_id,
@@ -443,5 +429,4 @@ def _ticket_issue(machine: Machine, proof: Proof, now: datetime) -> str:
         expires_at=now + TICKET_FOR,
         machine=machine,
         proof_digest=proof.nonce_digest,
-    )
-    return issued.text
+    )[1]

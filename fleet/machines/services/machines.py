@@ -40,7 +40,7 @@ from kernel.events import event_record
 from kernel.metrics import JOINS_REFUSED
 from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
-from kernel.secrets import secret_issue, secret_matches, secret_prefix
+from kernel.secrets import secret_matches, secret_prefix, secret_row_create
 from kernel.tones import Tone
 from kernel.transitions import StaleDecision
 from models_registry.instance_types.models import InstanceType, Origin
@@ -93,11 +93,9 @@ def invitation_create(
         raise InvalidInput(field="expires_in_s", rule="range", message=message)
     kind = instance_type_named(instance_type) if instance_type else None
     _check_layout(layout, role)
-    issued = secret_issue()
     with transaction.atomic():
-        invitation = Invitation.objects.create(
-            prefix=issued.prefix,
-            digest=issued.digest,
+        invitation, text = secret_row_create(
+            Invitation,
             region=place,
             role=role.value,
             instance_type=kind,
@@ -117,7 +115,7 @@ def invitation_create(
             region=region,
         )
         live.push("machines")
-    return NewInvitation(invitation, issued.text)
+    return NewInvitation(invitation, text)
 
 
 def _check_layout(layout: str, role: MachineRole) -> None:

@@ -53,7 +53,7 @@ def test_repeating_it_changes_nothing(token_file: Path) -> None:
     assert ApiToken.objects.count() == 1
 
 
-@pytest.mark.parametrize("content", ["", "sw_00000000_0000\n", "\x00\xff"])
+@pytest.mark.parametrize("content", ["", "sw_00000000000000_0000\n", "\x00\xff"])
 def test_a_file_that_opens_nothing_is_replaced_and_the_lost_token_revoked(token_file: Path, content: str) -> None:
     ensure(token_file)
     lost = token_file.read_text().strip()

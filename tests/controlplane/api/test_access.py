@@ -32,7 +32,7 @@ def test_a_session_opens_every_list() -> None:
 
 def test_a_wrong_token_opens_nothing() -> None:
     client = anonymous()
-    client.credentials(HTTP_AUTHORIZATION="Bearer sw_00000000_" + 48 * "0")
+    client.credentials(HTTP_AUTHORIZATION="Bearer sw_00000000000000_" + 48 * "0")
     assert client.get("/api/v1/cells").status_code == 401
 
 

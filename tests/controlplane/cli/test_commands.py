@@ -57,7 +57,7 @@ def test_lists_are_filtered_and_an_empty_one_says_so(switchyard: Switchyard, cel
         (("get", "cells", "nothing"), 4, "there is no cell 'nothing'"),
         (("get", "flowers"), 2, "unknown kind 'flowers'"),
         (("get", "cells", "--where", "color=red"), 3, "color: unknown parameter"),
-        (("get", "cells", "--token", "sw_00000000_" + 48 * "0"), 5, "switchyard login"),
+        (("get", "cells", "--token", "sw_00000000000000_" + 48 * "0"), 5, "switchyard login"),
         (("get",), 2, "Missing argument"),
         (("fetch",), 2, "No such command"),
         (("rollout", "pause", "sim-70b"), 4, "'sim-70b' has no rollout"),
@@ -300,7 +300,7 @@ def test_login_stores_a_profile_that_later_commands_use(
 
 
 def test_a_wrong_token_is_not_stored(switchyard: Switchyard, environ: dict[str, str], tmp_path: Path) -> None:
-    environ["SWITCHYARD_TOKEN"] = "sw_00000000_" + 48 * "0"
+    environ["SWITCHYARD_TOKEN"] = "sw_00000000000000_" + 48 * "0"
     assert switchyard("login", "http://testserver").code == 5
     assert not (tmp_path / ".config").exists()
 

@@ -254,7 +254,7 @@ async def test_faults_of_clients_are_sampled_and_no_errors_of_the_deployment(
     monkeypatch.setattr(request_samples, "WINDOW_S", 0.1)
     expired = keyed("11111111", tenant="ads", expires_at=1.0)
     await ingress.route(pool(), keys=(KEY.entry, expired.entry))
-    wrong = {"Authorization": f"Bearer sw_ffffffff_{'0' * 48}"}
+    wrong = {"Authorization": f"Bearer sw_ffffffffffffff_{'0' * 48}"}
     assert (await ingress.post(BODY, **wrong)).status_code == 401
     assert (await ingress.post(b'{"model": "other"}')).status_code == 404
     assert (await ingress.post(b"{")).status_code == 400

@@ -22,7 +22,7 @@ from tests.engine_agent.ingress.keyed import Keyed, keyed
 from tests.engine_agent.ingress.marks import marked
 from tests.engine_agent.ingress.traffic import BODY, SteadyTraffic
 
-OTHERS = {"Authorization": "Bearer sw_ffffffff_" + "0" * 48}
+OTHERS = {"Authorization": "Bearer sw_ffffffffffffff_" + "0" * 48}
 
 
 async def asked(
@@ -46,7 +46,7 @@ async def test_without_keys_everybody_is_served_and_nobody_says_whose_he_is(ingr
         headers = {"Authorization": "Bearer EMPTY", "X-Switchyard-Tenant": "rufus"}
         assert (await ingress.post(BODY, **headers)).status_code == 200
         assert await refusal(ingress, OTHERS) == (401, "invalid_api_key")
-        assert await refusal(ingress, {"x-api-key": f"sw_ffffffff_{'0' * 48}"}) == (401, "invalid_api_key")
+        assert await refusal(ingress, {"x-api-key": f"sw_ffffffffffffff_{'0' * 48}"}) == (401, "invalid_api_key")
         assert (await ingress.post(BODY, **{"x-api-key": "none"})).status_code == 200
         request, other = cell.requests
         assert "x-api-key" not in other.headers

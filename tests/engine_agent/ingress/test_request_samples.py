@@ -75,7 +75,7 @@ def test_a_request_that_every_cell_handed_back_is_sampled() -> None:
     [
         ("/v1/completions", "/v1/completions"),
         ("/v1/responses/resp_1a2b", "/v1/responses/{id}"),
-        ("/v1/sw_0a1b2c3d_secret", ""),
+        ("/v1/sw_0a1b2c3d4e5f60_secret", ""),
         ("/v1/responses/sw_secret/more/still", ""),
         ("-", ""),
     ],

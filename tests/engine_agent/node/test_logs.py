@@ -122,7 +122,7 @@ def test_the_longest_tail_fits_into_a_frame(tmp_path: Path) -> None:
     [
         ("Authorization: Bearer abc.def-123456", "abc.def-123456"),
         ("headers={'authorization': 'Basic dXNlcjpwYXNz'}", "dXNlcjpwYXNz"),
-        ("enrolled with sw_0a1b2c3d_s3cr3tS3cr3t", "s3cr3tS3cr3t"),
+        ("enrolled with sw_0a1b2c3d4e5f60_s3cr3tS3cr3t", "s3cr3tS3cr3t"),
         ("OPENAI_API_KEY=sk-proj-12345678", "sk-proj-12345678"),
         ('{"api_key": "verysecret", "model": "m"}', "verysecret"),
         ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG", "wJalrXUtnFEMI"),

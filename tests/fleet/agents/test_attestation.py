@@ -255,7 +255,7 @@ def test_a_network_that_asks_too_often_keeps_no_ticket_out(
     enrolment = {"kind": "machine", "id": "m-00000001", "nonce": NONCE}
     for path, body in (("/agents/join/check", {"port": 0, "nonce": "ab" * 16}), ("/agents/enrol", enrolment)):
         assert post(path, ticket, body) == 200
-        assert post(path, f"sw_00000000_{'0' * 48}", body) == 429
+        assert post(path, f"sw_00000000000000_{'0' * 48}", body) == 429
 
 
 def test_the_script_carries_the_proof_and_the_host_of_sts(sts: Sts) -> None:

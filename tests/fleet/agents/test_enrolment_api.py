@@ -77,12 +77,12 @@ def test_a_token_of_another_agent_is_refused_with_the_reason(token: str, body: d
 
 
 def test_an_unknown_token_is_refused() -> None:
-    assert enrol("Bearer sw_00000000_11") == (403, {"error": "unknown join token"})
+    assert enrol("Bearer sw_00000000000000_11") == (403, {"error": "unknown join token"})
 
 
 def test_a_network_that_tries_too_often_waits_whether_its_tokens_are_good_or_not(token: str, settings: Any) -> None:
     settings.API_ANONYMOUS_REQUESTS_PER_MIN = 1
-    answers = [enrol("Bearer sw_00000000_11") for _ in range(3)] + [enrol(f"Bearer {token}")]
+    answers = [enrol("Bearer sw_00000000000000_11") for _ in range(3)] + [enrol(f"Bearer {token}")]
     assert [status for status, _ in answers][-2:] == [429, 429]
     assert "enrolments a minute from one network" in answers[-1][1]["error"]
 

@@ -159,9 +159,9 @@ def test_strangers_do_not_fill_the_timeline_and_who_was_invited_writes_a_few_eve
     unknown = JOINS_REFUSED.labels("unknown")
     before = unknown._value.get()
     for number in range(30):
-        check(f"sw_{number:08x}_{48 * '0'}", {"port": 0, "nonce": NONCE})
+        check(f"sw_{number:014x}_{48 * '0'}", {"port": 0, "nonce": NONCE})
         body = {"reason": f"reason {number}"}
-        for known in (f"sw_{number:08x}_{48 * '1'}", token):
+        for known in (f"sw_{number:014x}_{48 * '1'}", token):
             headers = {"Authorization": f"Bearer {known}"}
             Client().post("/agents/join/refused", body, content_type="application/json", headers=headers)
     refusals = Event.objects.filter(kind="machine.refused")
@@ -240,7 +240,7 @@ def test_a_machine_fetches_the_release_that_its_order_names_and_nobody_else_does
     assert digest_of(release(f"{own.id}/{packed.digest}", shown["machine"])) == packed.digest
     assert release(f"{own.id}/{'e' * 64}", shown["machine"]).status_code == 404
     assert release(f"{'.' * 16}/{packed.digest}", shown["machine"]).status_code == 404
-    for credential in (shown["node"], "sw_00000000_nobody", ""):
+    for credential in (shown["node"], "sw_00000000000000_nobody", ""):
         assert release(f"{own.id}/{packed.digest}", credential).status_code == 403
 
 

@@ -88,10 +88,10 @@ def test_it_proves_itself_and_joins_with_the_ticket(metadata: str, tmp_path: Pat
     assert (proof.region, proof.host, proof.server) == (
         "eu-west-1", "sts.eu-west-1.amazonaws.com", "control.example",
     )  # fmt: skip
-    answer.write_text('{"ticket": "sw_5e6f7a8b_secret"}')
+    answer.write_text('{"ticket": "sw_5e6f7a8b9c0d1e_secret"}')
     joined = run()
     assert joined.returncode == 0, joined.stderr
-    assert told.read_text() == f"--nonce {prefix}.nonce sw_5e6f7a8b_secret\n"
+    assert told.read_text() == f"--nonce {prefix}.nonce sw_5e6f7a8b9c0d1e_secret\n"
     again = read_proof((tmp_path / "proof").read_bytes())
     assert again.nonce_digest == proof.nonce_digest
     assert nonce

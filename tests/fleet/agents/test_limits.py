@@ -29,6 +29,7 @@ from fleet.agents.consumers.limits import (
     TokenBucket,
     credential_of,
 )
+from kernel.secrets import PREFIX_DIGITS
 
 
 def test_a_burst_is_allowed_and_then_the_rate() -> None:
@@ -49,6 +50,9 @@ def test_what_is_not_used_is_saved_up_to_the_burst_only() -> None:
     assert [bucket.take(1000) for _ in range(3)] == [True, True, False]
 
 
+UNKNOWN, KNOWN = "0" * PREFIX_DIGITS, "a" * PREFIX_DIGITS
+
+
 def credential(prefix: str) -> str:
     return f"sw_{prefix}_{'5e' * 24}"
 
@@ -65,11 +69,13 @@ def credential_filter(at: list[float]) -> CredentialFilter:
         "Bearer ",
         "Bearer nonsense",
         "Basic YTpi",
-        "Bearer sw_0000_11",
-        f"Bearer {credential('0000000g')}",
-        f"Bearer {credential('00000000')}0",
-        f"Bearer {credential('00000000')}\n",
-        f"Bearer {credential('00000000')} {credential('00000000')}",
+        f"Bearer sw_{UNKNOWN}_11",
+        f"Bearer {credential(f'{UNKNOWN[:-1]}g')}",
+        f"Bearer {credential(UNKNOWN[1:])}",
+        f"Bearer {credential(UNKNOWN + '0')}",
+        f"Bearer {credential(UNKNOWN)}0",
+        f"Bearer {credential(UNKNOWN)}\n",
+        f"Bearer {credential(UNKNOWN)} {credential(UNKNOWN)}",
         "Bearer sw_" + "0" * 100_000,
     ],
 )
@@ -79,17 +85,17 @@ def test_what_is_no_credential_of_ours_is_refused(header: str) -> None:
 
 def test_a_known_credential_is_looked_up_despite_a_flood_of_unknown_ones() -> None:
     known = credential_filter([0.0])
-    known.add_prefixes(["0a0b0c0d"])
-    strangers = [known.check(f"Bearer {credential(f'{number:08x}')}") for number in range(2000)]
+    known.add_prefixes([KNOWN])
+    strangers = [known.check(f"Bearer {credential(f'{number:0{PREFIX_DIGITS}x}')}") for number in range(2000)]
     assert strangers.count(CredentialVerdict.LOOKED_UP) == UNKNOWN_BURST
     assert strangers.count(CredentialVerdict.LATER) == 2000 - UNKNOWN_BURST
-    assert known.check(f"bearer  {credential('0a0b0c0d')} ") is CredentialVerdict.LOOKED_UP
+    assert known.check(f"bearer  {credential(KNOWN)} ") is CredentialVerdict.LOOKED_UP
 
 
 def test_a_new_credential_is_looked_up_before_it_is_known_of_and_after_a_flood() -> None:
     at = [0.0]
     fresh = credential_filter(at)
-    header = f"Bearer {credential('00000000')}"
+    header = f"Bearer {credential(UNKNOWN)}"
     while fresh.check(header) is CredentialVerdict.LOOKED_UP:
         pass
     at[0] = 1.0
@@ -101,13 +107,13 @@ def test_a_new_credential_is_looked_up_before_it_is_known_of_and_after_a_flood()
 
 def test_what_is_judged_ahead_takes_no_look_up() -> None:
     ahead = credential_filter([0.0])
-    header = f"Bearer {credential('00000000')}"
+    header = f"Bearer {credential(UNKNOWN)}"
     assert {ahead.check(header, counts=False) for _ in range(1000)} == {CredentialVerdict.LOOKED_UP}
     assert ahead.check(header) is CredentialVerdict.LOOKED_UP
 
 
 def test_the_credential_is_what_stands_behind_the_scheme() -> None:
-    assert credential_of(f"BEARER  {credential('00000000')} ") == credential("00000000")
+    assert credential_of(f"BEARER  {credential(UNKNOWN)} ") == credential(UNKNOWN)
     assert credential_of("Basic YTpi") == ""
 
 

@@ -50,7 +50,7 @@ READY = Report(
 )
 
 
-STRANGER = f"Bearer sw_00000000_{'5e' * 24}"
+STRANGER = f"Bearer sw_00000000000000_{'5e' * 24}"
 
 
 @pytest_asyncio.fixture
@@ -61,7 +61,7 @@ async def socket() -> AsyncIterator[AgentSocket]:
     await sync_to_async(connections.close_all)()
 
 
-@pytest.mark.parametrize("header", ["Bearer nonsense", "Bearer sw_00000000_11", "Basic abc", ""])
+@pytest.mark.parametrize("header", ["Bearer nonsense", "Bearer sw_00000000000000_11", "Basic abc", ""])
 async def test_without_a_credential_nobody_gets_in(socket: AgentSocket, header: str) -> None:
     assert await AgentClient(socket, header).connect() == {"type": "websocket.close", "code": 4403}
 
@@ -272,7 +272,7 @@ async def test_strangers_whose_look_ups_take_long_hold_up_nobody_who_is_known(
         async with connected(socket) as client:
             await client.receive_message()
             monkeypatch.setattr(hub, "agents_identify", slow)
-            headers = (f"Bearer sw_00000000_{number:048x}" for number in range(50))
+            headers = (f"Bearer sw_00000000000000_{number:048x}" for number in range(50))
             strangers = [asyncio.create_task(AgentClient(socket, header).connect()) for header in headers]
             assert await eventually(looked_up.is_set)
             await client.send_message(encode(READY))

@@ -41,7 +41,7 @@ def provider(tmp_path: Path) -> Iterator[LocalProvider]:
 
 
 def launch(provider: LocalProvider, node: str = "n-00000001", **changes: Any) -> Machine:
-    spec = LaunchSpec(id=node, kind=AgentKind.NODE, region="us-east-1", join_token="sw_00000000_token")
+    spec = LaunchSpec(id=node, kind=AgentKind.NODE, region="us-east-1", join_token="sw_00000000000000_token")
     return provider.launch([replace(spec, instance_type="local.cpu", **changes)])[0]
 
 

@@ -183,7 +183,11 @@ def test_who_used_a_token_may_use_it_again_and_nobody_beyond_its_count() -> None
 @pytest.mark.parametrize(
     ("text", "later", "says"),
     [
-        ("sw_00000000_" + "0" * 48, timedelta(0), "this token is unknown; `switchyard machine add` prints a line"),
+        (
+            f"sw_{14 * '0'}_{48 * '0'}",
+            timedelta(0),
+            "this token is unknown; `switchyard machine add` prints a line",
+        ),
         ("nonsense", timedelta(0), "this token is unknown"),
         ("", HOUR, "this token expired at 2026-11-21 13:00:00 UTC; `switchyard machine add` makes a new one"),
     ],

@@ -143,7 +143,7 @@ def test_nodes_fetch_the_files_of_weights_that_versions_name_and_no_other_file(
     for name in ("secret", "..", "../small/build.json", "a%20folder", "manifest.json/"):
         assert fetch(f"{own}/{name}").status_code in (301, 404), name
     assert fetch("0" * 64).status_code == fetch("..").status_code == 404
-    for credential in ("sw_00000000_nobody", ""):
+    for credential in ("sw_00000000000000_nobody", ""):
         assert fetch(own, credential).status_code == 403
     (tmp_path / "weights/config.json").unlink()
     (tmp_path / "weights/config.json").symlink_to("/etc/passwd")

@@ -103,7 +103,7 @@ def test_a_secret_is_not_stored_and_not_shown_again() -> None:
 @pytest.mark.django_db
 def test_a_secret_that_nobody_declared_is_recognised() -> None:
     request = IdempotentRequest("user:1", "k", "f")
-    body = b'{"token": "sw_0123abcd_' + 48 * b"0" + b'"}'
+    body = b'{"token": "sw_0123abcd4e5f60_' + 48 * b"0" + b'"}'
     respond_once(request, lambda: StoredResponse(200, body), secret=False, now=clock.now())
     assert IdempotentAnswer.objects.get().body is None
 

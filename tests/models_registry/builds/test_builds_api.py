@@ -208,5 +208,5 @@ def test_nodes_fetch_the_files_of_a_build_from_any_byte_on_and_no_other_file(
     for name in ("secret", "part-0004", "..", "part-0002"):
         assert fetch(digest, name, node).status_code == 404, name
     assert fetch(hashlib.sha256(b"other").hexdigest(), "part-0001", node).status_code == 404
-    for credential in ("sw_00000000_nobody", ""):
+    for credential in ("sw_00000000000000_nobody", ""):
         assert fetch(digest, "part-0001", credential).status_code == 403

@@ -180,7 +180,7 @@ def test_only_a_node_of_a_cell_that_serves_may_upload() -> None:
     rows.node("n-00000009")
     spare = credential_issue(kind="node", subject="n-00000009", region="us-east-1", now=clock.now())
     machine = credential_issue(kind="machine", subject="m-1", region="us-east-1", now=clock.now())
-    for credential in (spare, machine, "sw_00000000_nobody", ""):
+    for credential in (spare, machine, "sw_00000000000000_nobody", ""):
         answers = (put(credential), facts(credential), fetch(credential))
         assert [answer.status_code for answer in answers] == [403, 403, 403]
     assert not CompileCache.objects.exists()

@@ -135,7 +135,7 @@ def test_where_keys_are_required_requests_without_one_are_refused() -> None:
     keys_require(required=True, actor="root", now=NOW)
     assert code_of(post()) == (401, "missing_api_key")
     assert code_of(post({"Authorization": "Bearer other"})) == (401, "missing_api_key")
-    assert code_of(post({"Authorization": "Bearer sw_00000000_" + "0" * 48})) == (401, "invalid_api_key")
+    assert code_of(post({"Authorization": "Bearer sw_00000000000000_" + "0" * 48})) == (401, "invalid_api_key")
     assert post(acme).status_code == 202
 
 

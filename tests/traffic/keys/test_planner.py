@@ -4,6 +4,7 @@ import hashlib
 
 from engine_agent.ingress.key_map import PREFIX
 from engine_agent.protocol.ingress_messages import ApiKey
+from kernel.secrets import PREFIX_DIGITS
 from traffic.keys.planner import playground_key, playground_key_text, sender_key_text, with_sender
 
 SECRET = "0" * 50
@@ -22,6 +23,7 @@ def test_the_playground_has_a_key_of_its_own() -> None:
     assert text.startswith(f"sw_{key.prefix}_")
     assert (key.tenant, key.serving_class, key.pools) == ("switchyard-playground", "near_realtime", ())
     assert PREFIX.fullmatch(key.prefix)
+    assert PREFIX_DIGITS < len(key.prefix) <= 16, "equal to an application key's, or longer than the columns of keys"
 
 
 def test_each_key_and_each_installation_has_another() -> None:

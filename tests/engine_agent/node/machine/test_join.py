@@ -76,7 +76,7 @@ def test_engines_of_other_accounts_can_run_what_was_unpacked_under_any_umask(
     assert Reboots(paths, boot="first").is_allowed
 
 
-TOKEN = f"sw_{8 * '5'}_{48 * 'a'}"
+TOKEN = f"sw_{14 * '5'}_{48 * 'a'}"
 DIGEST = 64 * "d"
 PROGRAM = f"""#!/bin/sh
 {{ printf '%s\\n' "$0 $*"; env; }} >>"$TOLD"
@@ -300,7 +300,7 @@ def test_a_host_behind_address_translation() -> None:
 class Control:
     """The control plane's answers to a host that joins."""
 
-    token = "sw_00000000_0"
+    token = "sw_00000000000000_0"
 
     def __init__(self, builds: Any) -> None:
         self.builds, self.refused = builds, ""
