@@ -28,6 +28,9 @@ _END_TYPES: Final = frozenset({"response.completed", *_RESPONSE_ENDS.values()})
 
 
 class AnswerRewrite(Protocol):
+    is_broken: bool
+    """The relay was told that the engine failed: it continues the stream elsewhere, or counts the failure."""
+
     def filter(self, piece: bytes, *, complete: bool) -> bytes:
         """Takes the next bytes of the answer. Returns those that the client gets now."""
 
@@ -51,6 +54,8 @@ def answer_rewrite(
 
 
 class Unchanged:
+    is_broken = False
+
     def filter(self, piece: bytes, *, complete: bool) -> bytes:
         return piece
 
@@ -84,6 +89,7 @@ class ChoiceEvents:
         self._path = path
         self._marks_errors = marks_errors
         self._buffer = b""
+        self.is_broken = False
 
     def filter(self, piece: bytes, *, complete: bool) -> bytes:
         text = self._buffer + piece if self._buffer else piece
@@ -113,7 +119,10 @@ class ChoiceEvents:
 
     def mark_of(self, error: EngineError) -> bytes:
         """The mark before an error by which the engine, and not the request, failed."""
-        return broken_mark("engine_error") if self._marks_errors and error.status >= 500 else b""
+        if not (self._marks_errors and error.status >= 500):
+            return b""
+        self.is_broken = True
+        return broken_mark("engine_error")
 
     def error_of(self, event: bytes) -> EngineError | None:
         data = _data_of(event)

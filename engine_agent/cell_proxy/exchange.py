@@ -414,7 +414,7 @@ class Exchange:
         self._ended = True
         self._cell.leave(self)
         try:  # `reported` would take 1 µs of each request
-            self._record.complete(response)
+            self._record.complete(response, passed_on=self._rewrite is not None and self._rewrite.is_broken)
         except Exception as error:
             report("RequestRecord.complete", error)
         self._client.answered(keep_alive=self._keep_alive)
@@ -429,7 +429,10 @@ class Exchange:
         if self._ended:
             return False
         response = self._response if self._response_begun else None
-        self._close_with(outcome, refusal.status if response is None else response.status, refusal.code)
+        passes_on = outcome in _BROKEN and self._passes_on()
+        self._close_with(
+            outcome, refusal.status if response is None else response.status, refusal.code, passed_on=passes_on
+        )
         if response is None:
             keep_alive = self._client.may_keep_alive()
             own, reply = self._own_headers(), refusal_response(refusal, self._error_form)
@@ -437,7 +440,7 @@ class Exchange:
             self._client.answered(keep_alive=keep_alive)
         elif self._rewrite is not None and response.is_stream and response.content_length is None:
             event = self._rewrite.failure(refusal, at_boundary=self._record.at_event_boundary)
-            if self._record.metadata.is_marked and outcome in _BROKEN:
+            if passes_on:
                 event = b"\n\n" + broken_mark(refusal.code) + event.lstrip(b"\n")
             self._client.write(chunk(event) + LAST_CHUNK if self._chunked else event)
             self._client.answered(keep_alive=False)
@@ -445,7 +448,14 @@ class Exchange:
             self._client.abort()
         return True
 
-    def _close_with(self, outcome: RequestOutcome, status: int, reason: str = "") -> None:
+    def _passes_on(self) -> bool:
+        """Whether the relay continues this stream at another cell, or counts its failure."""
+        metadata, response = self._record.metadata, self._response
+        if not self._response_begun or response is None:
+            return metadata.replayed is not None
+        return metadata.is_marked and response.is_stream and response.content_length is None
+
+    def _close_with(self, outcome: RequestOutcome, status: int, reason: str = "", *, passed_on: bool = False) -> None:
         if self._ended:
             return
         self._ended = True
@@ -457,7 +467,7 @@ class Exchange:
             connection.abort()
         self._cell.leave(self)
         with reported("RequestRecord.close"):
-            self._record.close(outcome, status, reason)
+            self._record.close(outcome, status, reason, passed_on=passed_on)
 
     def _stop_clock(self) -> None:
         self._stop_reading()

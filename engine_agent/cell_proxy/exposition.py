@@ -21,6 +21,7 @@ def exposition(cell: Cell) -> str:
     lines += _single("errors_total", "counter", "Admitted requests that the cell failed.", labels, meter.errors_total)
     text = "Of these, failed without a byte of an answer: the ingress tries them elsewhere."
     lines += _single("handed_back_total", "counter", text, labels, meter.handed_back_total)
+    lines += _of_relays(labels, meter)
     lines += _single("tokens_total", "counter", "Tokens generated for clients.", labels, meter.tokens_total)
     lines += _single("in_flight", "gauge", "Requests in flight.", labels, len(cell.in_flight))
     lines += _single("engine_healthy", "gauge", "1 while the engine is healthy.", labels, int(cell.health.ok))
@@ -58,6 +59,13 @@ def exposition(cell: Cell) -> str:
     lines += _loads("class", labels, {name: each.load(0.0) for name, each in meter.classes.items()}, _CLASS_FIELDS)
     lines += _loads("tenant", labels, meter.usage.by_tenant(), _TENANT_FIELDS)
     return "\n".join(lines) + "\n"
+
+
+def _of_relays(labels: Mapping[str, str], meter: Meter) -> list[str]:
+    text = "Errors of streams that a relay continues elsewhere, or counts as cut."
+    lines = _single("passed_on_total", "counter", text, labels, meter.passed_on_total)
+    text = "Of the requests, streams that other cells had begun."
+    return [*lines, *_single("continued_total", "counter", text, labels, meter.continued_total)]
 
 
 def _handovers(labels: Mapping[str, str], cell: Cell) -> Iterable[str]:

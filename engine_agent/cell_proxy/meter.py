@@ -167,6 +167,8 @@ class ClassMeter:
         self.requests_total = 0
         self.errors_total = 0
         self.handed_back_total = 0
+        self.passed_on_total = 0
+        self.continued_total = 0
         self.prompt_tokens_total = 0
         self.completion_tokens_total = 0
         self.answers: Counter[str] = Counter()
@@ -241,6 +243,7 @@ class Meter:
         for each in (meter, row):
             each.in_flight += 1
         meter.requests_total += 1
+        meter.continued_total += metadata.replayed is not None
         row.requests_total += metadata.replayed is None  # the first cell has counted the request
         return row
 
@@ -274,17 +277,25 @@ class Meter:
         self._tokens.add(now, count)
 
     def ended(
-        self, metadata: RequestMetadata, row: UsageCounts, *, status: int, failed: bool, cancelled: bool = False
+        self,
+        metadata: RequestMetadata,
+        row: UsageCounts,
+        *,
+        status: int,
+        failed: bool,
+        passed_on: bool = False,
+        cancelled: bool = False,
     ) -> None:
         """An admitted request ended. `failed`: the engine or the proxy failed it; `cancelled`: its client or its
         deadline ended it. A failure with 503 is handed back: the ingress tries it elsewhere, and counts it if that
-        fails as well."""
+        fails as well. So does a relay with a failure that is `passed_on`: its stream continues elsewhere."""
         meter = self.of(metadata.serving_class)
-        is_handed_back = failed and status == 503
+        is_handed_back = failed and status == 503 and not passed_on
         meter.answers[_STATUS_NAMES[status // 100]] += 1
         meter.errors_total += failed
         meter.handed_back_total += is_handed_back
-        row.errors_total += failed and not is_handed_back
+        meter.passed_on_total += passed_on
+        row.errors_total += failed and not (is_handed_back or passed_on)
         row.cancelled_total += cancelled
 
     def settled(self, metadata: RequestMetadata, row: UsageCounts, usage: Usage, *, body_bytes: int) -> Usage:
@@ -334,6 +345,14 @@ class Meter:
         return sum(meter.handed_back_total for meter in self.classes.values())
 
     @property
+    def passed_on_total(self) -> int:
+        return sum(meter.passed_on_total for meter in self.classes.values())
+
+    @property
+    def continued_total(self) -> int:
+        return sum(meter.continued_total for meter in self.classes.values())
+
+    @property
     def prompt_tokens_total(self) -> int:
         return sum(meter.prompt_tokens_total for meter in self.classes.values())
 
@@ -367,6 +386,8 @@ class Meter:
             requests_total=self.requests_total,
             errors_total=self.errors_total,
             handed_back_total=self.handed_back_total,
+            passed_on_total=self.passed_on_total,
+            continued_total=self.continued_total,
             prompt_tokens_total=self.prompt_tokens_total,
             ttft_counts=self.all_counts("ttft"),
             itl_counts=self.all_counts("itl"),

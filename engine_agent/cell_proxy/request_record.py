@@ -55,12 +55,13 @@ _MAX_DIGITS = 9
 
 class Ending(msgspec.Struct, frozen=True):
     """How a request ended. `status`: the one that its client saw, or would have seen; `reason`: the code of a
-    refusal."""
+    refusal. `passed_on`: the relay continues the stream elsewhere, or counts its failure."""
 
     outcome: RequestOutcome
     status: int
     reason: str
     duration_s: float
+    passed_on: bool = False
 
 
 class RequestRecord:
@@ -125,7 +126,7 @@ class RequestRecord:
         meter, cell = self._meter, self._cell
         if self._ttft_s is None:
             self._ttft_s = now - self.began_at
-            if meter is not None:
+            if meter is not None and self.metadata.replayed is None:  # its client has had its first token
                 meter.ttft.record(now, self._ttft_s)
         elif meter is not None:
             meter.itl.record(now, now - self._last_token_at)
@@ -150,18 +151,25 @@ class RequestRecord:
         queued_ms, engine_ms = 1e3 * (self.sent_at - self.began_at), 1e3 * (first_byte_at - self.sent_at)
         return b"server-timing", b"queue;dur=%.1f, engine;dur=%.1f" % (queued_ms, engine_ms)
 
-    def complete(self, response: ResponseHead) -> None:
+    def complete(self, response: ResponseHead, *, passed_on: bool = False) -> None:
+        """The answer is complete. `passed_on`: its last event is an error that the relay does not show."""
         now = monotonic()
         self._cell.meter.tokens(now, self._tokens.settle() - (self.metadata.replayed or 0))
-        failed = response.status >= 500 or self._tokens.errors > 0
+        failed = response.status >= 500 or self._tokens.errors > 0 or passed_on
         if not failed and (self._tokens.tokens or self._tokens.reported):
             self._cell.health.token_seen(now)
-        self.close(_ENGINE_ERROR if failed else _ANSWERED, response.status, is_whole=True)
+        if failed:
+            passed_on = passed_on or (self.metadata.replayed is not None and response.status >= 500)
+            self.close(_ENGINE_ERROR, response.status, is_whole=True, passed_on=passed_on)
+        else:
+            self.close(_ANSWERED, response.status, is_whole=True)
 
-    def close(self, outcome: RequestOutcome, status: int, reason: str = "", *, is_whole: bool = False) -> None:
+    def close(
+        self, outcome: RequestOutcome, status: int, reason: str = "", *, is_whole: bool = False, passed_on: bool = False
+    ) -> None:
         """The request has ended. `reason`: the code of a refusal; `is_whole`: its answer is complete. If the engine has
         not reported the usage, it is queried first."""
-        ending = Ending(outcome, status, reason, monotonic() - self.began_at)
+        ending = Ending(outcome, status, reason, monotonic() - self.began_at, passed_on)
         if self._row is None:
             if outcome is _REFUSED:
                 self._cell.meter.refused(self.metadata, reason)
@@ -172,6 +180,7 @@ class RequestRecord:
             self._row,
             status=status,
             failed=outcome in _FAILED,
+            passed_on=passed_on,
             cancelled=outcome in _CANCELLED,
         )
         if self._is_to_be_asked_for(ending, is_whole=is_whole):
@@ -317,7 +326,7 @@ class RequestRecord:
             reason=ending.reason[:MAX_NAME_CHARS],
             is_stream=response is not None and response.is_stream,
             is_handed_over=self.cached_elsewhere is not None,
-            is_handed_back=ending.status == RETRIED_STATUS,
+            is_handed_back=ending.status == RETRIED_STATUS or ending.passed_on,
             in_flight=self._in_flight,
             prompt_tokens=max(0, usage.prompt or 0),
             cached_tokens=max(0, usage.cached),

@@ -11,12 +11,12 @@ import re
 import stat
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
 
-from engine_agent.protocol.ingress_messages import Refusals, RefusedAccount
+from engine_agent.protocol.ingress_messages import STREAM_CUT, Refusals, RefusedAccount
 from engine_agent.protocol.states import ServingClass
 
 log = logging.getLogger(__name__)
@@ -144,6 +144,8 @@ MOST_DEPLOYMENTS = 500
 """Deployments with refused requests. Further ones count without a deployment."""
 MOST_ACCOUNTS = 1024
 """Further ones count without a key."""
+LIVES_KEPT = 256
+"""Relay processes whose counts are known. More are not running."""
 ACCOUNTS_PER_REPORT = 200
 """About 25 KB; a frame has at most 256."""
 TURN_S = 15.0
@@ -179,6 +181,9 @@ class _Stored(msgspec.Struct):
     since: str
     codes: dict[str, dict[str, int]]
     accounts: list[tuple[AccountName, int]]
+    cut: list[tuple[AccountName, int]] = msgspec.field(default_factory=list)
+    relays: dict[str, list[tuple[AccountName, int]]] = msgspec.field(default_factory=dict)
+    """What relay processes had counted when that last changed, the oldest change first."""
 
 
 _lines = msgspec.json.Decoder(LogLine)
@@ -200,8 +205,8 @@ def deployment_of(line: LogLine) -> str:
 
 
 class RefusalCounting:
-    """Counts requests that ended with 5xx and that no cell counts, from the lines of the access log. The counts are in
-    a file next to the log. One thread notes, another reports.
+    """Counts requests that ended with 5xx and that no cell counts, from the lines of the access log, and streams that
+    ended early, as relays count them. The counts are in a file next to the log. One thread notes, another reports.
 
     A request counts once, at the ingress that its client connected to: a line with a hop mark is another region's.
     Cells count their own final failures. A request that a cell handed back counts here if the client got no better
@@ -215,6 +220,8 @@ class RefusalCounting:
         self._since = str(uuid.uuid4())
         self._codes: dict[str, dict[str, int]] = {}
         self._accounts: dict[AccountName, int] = {}
+        self._cut: dict[AccountName, int] = {}
+        self._relays: dict[str, dict[AccountName, int]] = {}
         self._turn_began_s = 0.0
         self._first = 0
         self._load()
@@ -227,9 +234,29 @@ class RefusalCounting:
         with self._lock:
             for line in refused:
                 self._count(line)
-            stored = msgspec.json.encode(_Stored(self._since, self._codes, list(self._accounts.items())))
+            self._store()
+
+    def note_cut(self, relay: str, cut: Iterable[RefusedAccount]) -> None:
+        """Adds what this relay process has counted since it was read last."""
+        totals = {(each.deployment, each.key, each.serving_class): each.cut for each in cut}
+        with self._lock:
+            before = self._relays.get(relay, {})
+            if totals == before:
+                return
+            self._relays.pop(relay, None)
+            self._relays[relay] = totals
+            for life in list(self._relays)[:-LIVES_KEPT]:
+                del self._relays[life]
+            for name, total in totals.items():
+                self._add(name, STREAM_CUT, self._cut, max(0, total - before.get(name, 0)))
+            with contextlib.suppress(OSError):  # the totals in memory are reported, and written with the next change
+                self._store()
+
+    def _store(self) -> None:
+        relays = {life: list(totals.items()) for life, totals in self._relays.items()}
+        stored = _Stored(self._since, self._codes, list(self._accounts.items()), list(self._cut.items()), relays)
         beside = self._path.with_suffix(".new")
-        beside.write_bytes(stored)
+        beside.write_bytes(msgspec.json.encode(stored))
         os.replace(beside, self._path)
 
     def report(self, now_s: float) -> Refusals | None:
@@ -239,26 +266,32 @@ class RefusalCounting:
                 return None
             if now_s >= self._turn_began_s + TURN_S:
                 self._turn_began_s = now_s
-                is_last = self._first + ACCOUNTS_PER_REPORT >= len(self._accounts)
+                is_last = self._first + ACCOUNTS_PER_REPORT >= len(self._accounts.keys() | self._cut)
                 self._first = 0 if is_last else self._first + ACCOUNTS_PER_REPORT
-            shown = sorted(self._accounts.items())[self._first : self._first + ACCOUNTS_PER_REPORT]
+            shown = sorted(self._accounts.keys() | self._cut)[self._first : self._first + ACCOUNTS_PER_REPORT]
+            accounts = tuple(
+                RefusedAccount(name[0], self._accounts.get(name, 0), name[1], name[2], self._cut.get(name, 0))
+                for name in shown
+            )
             codes = {deployment: dict(counts) for deployment, counts in self._codes.items()}
-        accounts = (RefusedAccount(name[0], total, name[1], name[2]) for name, total in shown)
-        return Refusals(self._since, codes, tuple(accounts))
+        return Refusals(self._since, codes, accounts)
 
     def _count(self, line: LogLine) -> None:
-        deployment = deployment_of(line)
+        code = line.error if _CODE.fullmatch(line.error) else f"status_{line.status}"
+        key = "" if line.key == UNKNOWN else line.key
+        serving_class = "" if line.serving_class == UNKNOWN else line.serving_class
+        self._add((deployment_of(line), key, serving_class), code, self._accounts, 1)
+
+    def _add(self, name: AccountName, code: str, accounts: dict[AccountName, int], count: int) -> None:
+        deployment, key, serving_class = name
         if deployment not in self._codes and len(self._codes) >= MOST_DEPLOYMENTS:
             deployment = ""
         counts = self._codes.setdefault(deployment, {})
-        code = line.error if _CODE.fullmatch(line.error) else f"status_{line.status}"
-        counts[code] = counts.get(code, 0) + 1
-        key = "" if line.key == UNKNOWN else line.key
-        serving_class = "" if line.serving_class == UNKNOWN else line.serving_class
+        counts[code] = counts.get(code, 0) + count
         name = (deployment, key, serving_class)
-        if name not in self._accounts and len(self._accounts) >= MOST_ACCOUNTS:
+        if name not in accounts and len(accounts) >= MOST_ACCOUNTS:
             name = (deployment, "", serving_class)
-        self._accounts[name] = self._accounts.get(name, 0) + 1
+        accounts[name] = accounts.get(name, 0) + count
 
     def _load(self) -> None:
         """An unreadable count starts again, under a new name, so nothing counts twice."""
@@ -270,6 +303,8 @@ class RefusalCounting:
             log.warning("%s cannot be read, counting begins anew: %s", self._path, error)
             return
         self._since, self._codes, self._accounts = stored.since, stored.codes, dict(stored.accounts)
+        self._cut = dict(stored.cut)
+        self._relays = {life: dict(totals) for life, totals in stored.relays.items()}
 
 
 def _failed(lines: bytes) -> list[LogLine]:

@@ -49,6 +49,7 @@ from engine_agent.node.journal import CorruptJournal, Journal
 from engine_agent.protocol.ingress_messages import ApplicationTls, IngressObserved, IngressReport, RoutingTable
 from engine_agent.protocol.messages import Order
 from engine_agent.protocol.request_messages import RequestWindow
+from engine_agent.relay.meter import RelayCounts
 
 log = logging.getLogger(__name__)
 
@@ -95,7 +96,7 @@ class IngressAgent:
         self._applications = ApplicationTlsState(settings, self.serving.process)
         self.grpc = GrpcProcess(settings)
         self._streams = StreamCounting(settings.state_dir)
-        self.relays = RelayProcesses(settings, self._streams.note)
+        self.relays = RelayProcesses(settings, self._note_streams)
         self._pending_table: RoutingTable | None = None
         self._accept_at_s = 0.0
         self._newest_revision = 0
@@ -200,6 +201,10 @@ class IngressAgent:
     def _note_lines(self, lines: bytes) -> None:
         self._samples.note(lines)
         self._refusals.note(lines)
+
+    def _note_streams(self, counts: RelayCounts) -> None:
+        self._streams.note(counts)
+        self._refusals.note_cut(counts.life, counts.cut)
 
     async def _pass(self, desired: DesiredHaproxy | None) -> None:
         answers = self.serving.readings_total

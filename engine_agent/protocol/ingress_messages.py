@@ -100,18 +100,24 @@ class KeyCounts(Struct, frozen=True):
 
 class RefusedAccount(Struct, frozen=True, omit_defaults=True):
     """Requests of one deployment and key that no cell answered. Empty key: requests without one. Empty deployment:
-    requests that failed before their model was known."""
+    requests that failed before their model was known. `cut`: streams that ended early and whose failure no cell counts;
+    a cell has counted the request."""
 
     deployment: str
     total: Count
     key: str = ""
     serving_class: str = ""
+    cut: Count = 0
+
+
+STREAM_CUT: Final = "stream_cut"
+"""The code of `RefusedAccount.cut`."""
 
 
 class Refusals(Struct, frozen=True):
-    """Requests of this ingress's clients that ended with 5xx and that no cell counts as its error. `since` names the
-    count, which outlives agents and HAProxies. `codes` are complete totals by deployment and code; `accounts` are a
-    part of the totals by account, in turns."""
+    """Requests of this ingress's clients that ended with 5xx or as a cut stream, and that no cell counts as its error.
+    `since` names the count, which outlives agents and HAProxies. `codes` are complete totals by deployment and code;
+    `accounts` are a part of the totals by account, in turns."""
 
     since: str
     codes: dict[str, dict[str, Count]]

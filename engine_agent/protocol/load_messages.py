@@ -164,7 +164,9 @@ class Load(Struct, frozen=True):
     is None if the engine has no token counters or was never idle. `work` is None if it counts no steps. `engine` is
     None if it reports no batch. `batch` and `cache` are None from agents of the previous release. `handovers` is None
     if the cell is `mixed`. `speculation` is None without speculation in the last hour. `handed_back_total`: errors
-    without a byte of an answer; the ingress retries such a request elsewhere, and counts it if that fails."""
+    without a byte of an answer; the ingress retries such a request elsewhere, and counts it if that fails.
+    `passed_on_total`: errors of streams that a relay continues elsewhere, and counts if it cannot. `continued_total`:
+    requests that continue a stream of another cell, which counted the request."""
 
     in_flight: int = 0
     queued: int = 0
@@ -188,3 +190,5 @@ class Load(Struct, frozen=True):
     handed_back_total: int = 0
     prompt_tokens_total: int = 0
     engine: EngineLoad | None = None
+    passed_on_total: int = 0
+    continued_total: int = 0

@@ -6,6 +6,7 @@ import asyncio
 import re
 from typing import Final
 
+from engine_agent.cell_proxy.admission import CLASS_HEADER, KEY_HEADER
 from engine_agent.cell_proxy.api_paths import form_of
 from engine_agent.cell_proxy.downstream import ClientConnection, contained, contained_task
 from engine_agent.cell_proxy.refusal import Refusal, proxy_failed
@@ -68,6 +69,11 @@ class Exchange:
         self._repeats = 0
         meter.requests += 1
         meter.open += 1
+
+    @property
+    def _is_marked(self) -> bool:
+        """Whether cells pass failures of the stream on, instead of counting them."""
+        return self._dialect is not None and not self._limit
 
     @property
     def is_over(self) -> bool:
@@ -146,7 +152,7 @@ class Exchange:
     def _send_on(self, connection: EngineConnection) -> None:
         body = self._body or b""
         self._run.connection, connection.receiver = connection, self._run
-        connection.write(first_request(self._head, body, marked=self._dialect is not None and not self._limit))
+        connection.write(first_request(self._head, body, marked=self._is_marked))
         if len(body) > continuable.MOST_BODY_BYTES or self._meter.kept_bytes > continuable.MOST_KEPT_BYTES:
             self._forget()
 
@@ -278,10 +284,13 @@ class Exchange:
         """Ends a stream as its cell did, or would have."""
         if self._ended:
             return
-        self._meter.of(self._run.header(DEPLOYMENT_HEADER)).cut[code] += 1
+        deployment = self._run.header(DEPLOYMENT_HEADER)
+        self._meter.of(deployment).cut[code] += 1
         if not self._begun:
             self._refuse(_failed(code))
             return
+        if self._is_marked:
+            self._note_cut(deployment)
         stream = self._run.stream
         farewell = b"" if stream is None else stream.farewell
         if not farewell and stream is not None and self._dialect is not None:
@@ -291,6 +300,11 @@ class Exchange:
         self._end()
         self._client.write(chunk(farewell) + LAST_CHUNK if chunked else farewell)
         self._client.answered(keep_alive=False)
+
+    def _note_cut(self, deployment: bytes) -> None:
+        named = self._head.named
+        names = (deployment, named.get(KEY_HEADER, b""), named.get(CLASS_HEADER, b""))
+        self._meter.note_cut(*(name.decode("latin-1") for name in names))
 
     def _forget(self) -> None:
         if self._body is not None:

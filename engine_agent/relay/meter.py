@@ -6,16 +6,19 @@ from typing import Final
 
 from msgspec import Struct
 
+from engine_agent.protocol.ingress_messages import RefusedAccount
 from engine_agent.protocol.metrics import bucket_of
 from engine_agent.protocol.stream_counts import PoolStreams
 
 MOST_POOLS: Final = 4096
 """Streams of further pools are counted together, under the empty name."""
+MOST_ACCOUNTS: Final = 1024
+"""Cut streams of further accounts are counted without a key."""
 
 
 class RelayCounts(Struct, frozen=True):
     """The counts of one process, for the agent of its ingress. `life` names the process. `refused`: attempts to
-    continue a stream that failed, by reason."""
+    continue a stream that failed, by reason. `cut`: streams that ended early and whose failure no cell counts."""
 
     life: str
     requests: int
@@ -23,6 +26,7 @@ class RelayCounts(Struct, frozen=True):
     kept_bytes: int
     refused: dict[str, int]
     pools: dict[str, PoolStreams]
+    cut: tuple[RefusedAccount, ...] = ()
 
 
 class PoolMeter:
@@ -59,6 +63,7 @@ class RelayMeter:
         self.kept_bytes = 0
         self.refused: Counter[str] = Counter()
         self._pools: dict[bytes, PoolMeter] = {}
+        self._cut: Counter[tuple[str, str, str]] = Counter()
 
     def of(self, pool: bytes) -> PoolMeter:
         """The counts of a pool, which HAProxy named."""
@@ -68,6 +73,14 @@ class RelayMeter:
             meter = self._pools.setdefault(name, PoolMeter())
         return meter
 
+    def note_cut(self, deployment: str, key: str, serving_class: str) -> None:
+        """A stream ended early, and its cells have passed the failure on."""
+        name = (deployment, key, serving_class)
+        if name not in self._cut and len(self._cut) >= MOST_ACCOUNTS:
+            name = (deployment, "", serving_class)
+        self._cut[name] += 1
+
     def counts(self) -> RelayCounts:
         pools = {name.decode("latin-1"): meter.totals() for name, meter in self._pools.items()}
-        return RelayCounts(self.life, self.requests, self.open, self.kept_bytes, dict(self.refused), pools)
+        cut = tuple(RefusedAccount(name[0], 0, name[1], name[2], count) for name, count in self._cut.items())
+        return RelayCounts(self.life, self.requests, self.open, self.kept_bytes, dict(self.refused), pools, cut)

@@ -85,7 +85,8 @@ class NodeWindow(models.Model):
 class RefusedRequests(models.Model):
     """Requests of a deployment that failed at an ingress and that no cell counts. Without a deployment: failed before
     their model was known. `codes`: the ingress's latest totals, of the counter identified by `since`; `total`: sum over
-    all its counters; `at`: when that last grew; `sampled`: the part that is in windows."""
+    all its counters; `at`: when that last grew; `sampled`: the part that is in windows. `cut` and `cut_sampled`:
+    streams that ended early, whose request a cell has counted; not in `total`."""
 
     ingress = models.CharField(max_length=64)
     region = models.CharField(max_length=64)
@@ -94,6 +95,8 @@ class RefusedRequests(models.Model):
     codes = models.JSONField()
     total = models.PositiveBigIntegerField(default=0)
     sampled = models.PositiveBigIntegerField(default=0)
+    cut = models.PositiveBigIntegerField(default=0)
+    cut_sampled = models.PositiveBigIntegerField(default=0)
     at = models.DateTimeField()
 
     class Meta:

@@ -91,8 +91,9 @@ MAX_BUCKET = 1023
 
 class CellCounters(msgspec.Struct, frozen=True, array_like=True):
     """Totals of one generation of a cell. They only grow; a smaller number is another counter. `handed_back`: errors
-    that the ingress retries elsewhere and counts if they fail there. `cached_tokens`: prompt tokens found in the prefix
-    cache. `steps` of the engine took `busy_ms`."""
+    that the ingress retries elsewhere and counts if they fail there. `passed_on`: errors of streams that a relay
+    continues elsewhere, or counts as cut; `continued`: requests that are such streams of other cells. `cached_tokens`:
+    prompt tokens found in the prefix cache. `steps` of the engine took `busy_ms`."""
 
     generation: int = 0
     requests: int = 0
@@ -105,6 +106,8 @@ class CellCounters(msgspec.Struct, frozen=True, array_like=True):
     preemptions: int = 0
     steps: int = 0
     busy_ms: int = 0
+    passed_on: int = 0
+    continued: int = 0
 
     def since(self, before: "CellCounters") -> "CellCounters | None":
         """The increase since then, or None after a restart of the cell or its proxy."""
@@ -122,6 +125,8 @@ class CellCounters(msgspec.Struct, frozen=True, array_like=True):
             _growth(self.preemptions, before.preemptions),
             _growth(self.steps, before.steps),
             _growth(self.busy_ms, before.busy_ms),
+            max(0, self.passed_on - before.passed_on),
+            max(0, self.continued - before.continued),
         )
 
 
@@ -140,6 +145,8 @@ def counters_of(load: Load, generation: int) -> CellCounters:
         bounded(engine.preemptions_total),
         bounded(work.steps),
         bounded(work.busy_ms),
+        bounded(load.passed_on_total),
+        bounded(load.continued_total),
     )
 
 
@@ -200,8 +207,8 @@ NODE_TOTALS = ("network_received", "network_sent", "disk_read", "disk_written", 
 
 
 class Sample(msgspec.Struct, array_like=True):
-    """Increase of a series between two moments, and its gauges at the second. `handed_back`: a cell's errors that count
-    at the ingress if they also fail elsewhere. `engines` cells reported an engine's batch, and `kv_cells` a KV cache;
+    """Increase of a series between two moments, and its gauges at the second. `handed_back`, `passed_on` and
+    `continued` are those of `CellCounters`. `engines` cells reported an engine's batch, and `kv_cells` a KV cache;
     `kv_percent` is their sum."""
 
     requests: int = 0
@@ -224,6 +231,8 @@ class Sample(msgspec.Struct, array_like=True):
     waiting: int = 0
     kv_cells: int = 0
     kv_percent: float = 0.0
+    passed_on: int = 0
+    continued: int = 0
 
 
 class OpenWindow(msgspec.Struct, array_like=True):
@@ -298,18 +307,28 @@ def sample_of(load: Load, generation: int, before: CellCounters | None, ttft_obj
         waiting=bounded(engine.waiting),
         kv_cells=int(engine.kv_percent is not None),
         kv_percent=max(0.0, min(engine.kv_percent or 0.0, 100.0)),
+        passed_on=added.passed_on,
+        continued=added.continued,
     )
 
 
 def seen_by_clients(sample: Sample) -> Sample:
-    """The same from the clients' view, who got one response per request."""
+    """The same from the clients' view, who got one response per request. A stream that continued is one request, of
+    the cell where it began, and a success."""
     back = min(sample.handed_back, sample.requests, sample.errors)
-    return msgspec.structs.replace(sample, requests=sample.requests - back, errors=sample.errors - back, handed_back=0)
+    return msgspec.structs.replace(
+        sample,
+        requests=max(0, sample.requests - back - sample.continued),
+        errors=max(0, sample.errors - back - sample.passed_on),
+        handed_back=0,
+        passed_on=0,
+        continued=0,
+    )
 
 
-def refused_sample(count: int) -> Sample:
-    """Requests that no cell answered."""
-    return Sample(requests=count, errors=count)
+def refused_sample(count: int, cut: int = 0) -> Sample:
+    """Requests that no cell answered, and streams that were cut, whose cells have counted the request."""
+    return Sample(requests=count, errors=count + cut)
 
 
 def pooled_samples(samples: Iterable[Sample]) -> Sample:
@@ -392,6 +411,8 @@ def _add(total: Sample, more: Sample) -> None:
     total.requests += more.requests
     total.errors += more.errors
     total.handed_back += more.handed_back
+    total.passed_on += more.passed_on
+    total.continued += more.continued
     total.slow += more.slow
     total.cells += more.cells
     total.in_flight += more.in_flight

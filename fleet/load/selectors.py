@@ -239,7 +239,7 @@ def seen_in_last_hour(subjects: Iterable[str], now: datetime) -> dict[str, Reque
 
 
 def _point(covered_s: float, requests: int, errors: int, prompt: int, preempted: int, *gauges: Any) -> Point:
-    percent = 100.0 * errors / requests if requests else None
+    percent = min(100.0, 100.0 * errors / requests) if requests else None  # a request may fail long after it counts
     rates = (requests / covered_s, errors / covered_s, percent, prompt / covered_s, preempted / covered_s)
     return Point(*rates, *gauges)
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 from django.db import connection, transaction
-from django.db.models import F
+from django.db.models import F, Q
 from psycopg import sql
 
+from engine_agent.protocol.ingress_messages import STREAM_CUT
 from engine_agent.protocol.load_messages import Load
 from engine_agent.protocol.states import ServingClass
 from fleet.deployments.models import Deployment
@@ -132,20 +133,23 @@ def _reported_loads(now: datetime) -> Iterable[ReportedLoad]:
             yield ReportedLoad(cell, deployment, region, generation, _load_decoder.decode(load))
 
 
-def _refused() -> list[tuple[str, str, int]]:
-    """Deployment, region and requests that no cell answered since the last sample. They then count as sampled."""
-    fresh = RefusedRequests.objects.select_for_update().filter(total__gt=F("sampled"))
-    rows = list(fresh.values_list("pk", "deployment", "region", F("total") - F("sampled")))
+def _refused() -> list[tuple[str, str, Sample]]:
+    """Deployment, region and requests that no cell counts as failed since the last sample. They then count as
+    sampled."""
+    fresh = RefusedRequests.objects.select_for_update().filter(Q(total__gt=F("sampled")) | Q(cut__gt=F("cut_sampled")))
+    new = (F("total") - F("sampled"), F("cut") - F("cut_sampled"))
+    rows = list(fresh.values_list("pk", "deployment", "region", *new))
     if rows:
-        RefusedRequests.objects.filter(pk__in=[row[0] for row in rows]).update(sampled=F("total"))
-    return [(deployment, region, count) for _, deployment, region, count in rows]
+        sampled = RefusedRequests.objects.filter(pk__in=[row[0] for row in rows])
+        sampled.update(sampled=F("total"), cut_sampled=F("cut"))
+    return [(deployment, region, refused_sample(*counts)) for _, deployment, region, *counts in rows]
 
 
 def _samples(
     reported: list[ReportedLoad],
     accumulators: dict[str, Accumulator],
     counted_before: bool,
-    refused: list[tuple[str, str, int]],
+    refused: list[tuple[str, str, Sample]],
 ) -> dict[str, Sample]:
     """Subject -> its increase. Updates the counters in `accumulators` of cells."""
     objectives = _ttft_objectives()
@@ -161,8 +165,8 @@ def _samples(
         accumulator.counters = counters_of(cell.load, cell.generation)
         of_cells[name] = sample
         by_place[cell.deployment, cell.region].append(seen_by_clients(sample))
-    for deployment, region, count in refused:
-        by_place[deployment, region].append(refused_sample(count))
+    for deployment, region, failures in refused:
+        by_place[deployment, region].append(failures)
     return of_cells | _sums(by_place)
 
 
@@ -222,7 +226,7 @@ def refusals_store(*, ingress: str, region: str, refusals: Any, now: datetime) -
         grown = {
             name: (codes, added)
             for name, codes in reported.items()
-            if (added := _refusals_added(rows.get(name), since, codes)) > 0
+            if any(added := _refusals_added(rows.get(name), since, codes))
         }
         if not grown:
             return
@@ -233,7 +237,7 @@ def refusals_store(*, ingress: str, region: str, refusals: Any, now: datetime) -
                 continue
             row = row or RefusedRequests(ingress=ingress, deployment=name)
             row.region, row.since, row.codes, row.at = region, since, codes, now
-            row.total = min(MAX_COUNT, row.total + added)
+            row.total, row.cut = min(MAX_COUNT, row.total + added[0]), min(MAX_COUNT, row.cut + added[1])
             row.save()
 
 
@@ -251,9 +255,12 @@ def _counts(codes: Any) -> dict[str, int]:
     }
 
 
-def _refusals_added(row: RefusedRequests | None, since: str, codes: Mapping[str, int]) -> int:
+def _refusals_added(row: RefusedRequests | None, since: str, codes: Mapping[str, int]) -> tuple[int, int]:
+    """New refused requests and cut streams."""
     before = row.codes if row is not None and row.since == since else {}
-    return sum(max(0, count - before.get(code, 0)) for code, count in codes.items())
+    added = {code: max(0, count - before.get(code, 0)) for code, count in codes.items()}
+    cut = added.pop(STREAM_CUT, 0)
+    return sum(added.values()), cut
 
 
 # Use of machines and devices: one row a node and minute, and means of longer steps. Each step is one SQL statement, so

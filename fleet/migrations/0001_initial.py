@@ -1074,6 +1074,8 @@ class Migration(migrations.Migration):
                 ('codes', models.JSONField()),
                 ('total', models.PositiveBigIntegerField(default=0)),
                 ('sampled', models.PositiveBigIntegerField(default=0)),
+                ('cut', models.PositiveBigIntegerField(default=0)),
+                ('cut_sampled', models.PositiveBigIntegerField(default=0)),
                 ('at', models.DateTimeField()),
             ],
             options={

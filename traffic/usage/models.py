@@ -29,7 +29,7 @@ class UsageCounts(models.Model):
     - Ingresses count `arrived`, with `limited` (over a limit) and `failed` (5xx) as parts. By deployment, they count
       `refused`: failed requests that no cell counts.
     - Cells count admitted `requests`, with `errors`, `cancelled` and `estimated` (no token counts from the engine) as
-      parts. `cached_tokens` are a part of `prompt_tokens`.
+      parts. Ingresses add `errors` of streams that no cell continued. `cached_tokens` are a part of `prompt_tokens`.
     - `charged` is the price of the tokens when they were counted; `machine_cost` is the share of the cells' cost, once
       the hour is settled. Both are in US dollars."""
 

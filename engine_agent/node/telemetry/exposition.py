@@ -134,7 +134,7 @@ def _ingress(labels: Mapping[str, str], report: IngressReport) -> list[str]:
             lines.append(sample(f"switchyard_ingress_pool_{field}", {**labels, "pool": pool}, getattr(counted, field)))
     lines += _streams(labels, report.telemetry.streams)
     name = "switchyard_ingress_refused_total"
-    lines += family(name, "counter", "Requests of clients that ended with 5xx and that no cell counts as its error.")
+    lines += family(name, "counter", "Failed requests that no cell counts, by code: 5xx, or stream_cut.")
     refusals = report.telemetry.refusals
     for deployment, codes in sorted(refusals.codes.items() if refusals else ()):
         lines += [sample(name, {**labels, "deployment": deployment, "code": code}, n) for code, n in codes.items()]

@@ -48,6 +48,14 @@ async def counted(proxy: LocalProxy) -> tuple[int, int]:
     return sum(each.prompt_tokens_total for each in meters), sum(each.completion_tokens_total for each in meters)
 
 
+async def failures(proxy: LocalProxy) -> dict[str, int]:
+    """Failures of the cell, those that the relay counts if it must, and those that the tenant saw."""
+    await counted(proxy)
+    meter = proxy.cell.meter
+    seen = sum(row.errors_total for row in meter.usage.rows())
+    return {"failed": meter.errors_total, "passed on": meter.passed_on_total, "seen": seen}
+
+
 async def breaks(turn: Turn) -> None:
     await turn.send(STREAM_HEAD + chunk(OPENING) + chunk(event(1) + b': tokens 2\ndata: {"ch'))
     turn.die()
@@ -65,12 +73,14 @@ async def test_a_broken_stream_says_so_to_the_relay_before_it_does_to_the_client
         assert mark
         assert json.loads(rest.removeprefix(b"data: "))["error"]["code"] == "engine_died"
         assert await counted(proxy) == (7, 2), "whole events count: another cell generates the rest again"
+        assert await failures(proxy) == {"failed": 1, "passed on": 1, "seen": 0}
 
 
 async def test_without_a_relay_a_broken_stream_ends_with_an_error() -> None:
     async with proxy_of(breaks, replays=True) as proxy:
         assert b": broken" not in (await ask(proxy)).body
         assert "x-switchyard-continuation" not in proxy.engine.requests[-1].headers
+        assert await failures(proxy) == {"failed": 1, "passed on": 0, "seen": 1}
 
 
 async def test_a_continued_stream_counts_what_no_other_cell_has_counted() -> None:
@@ -80,6 +90,8 @@ async def test_a_continued_stream_counts_what_no_other_cell_has_counted() -> Non
         assert proxy.cell.meter.tokens_total == 3
         assert (proxy.cell.meter.replayed_total, proxy.cell.meter.recounted_total) == (9, 0)
         assert sum(row.requests_total for row in proxy.cell.meter.usage.rows()) == 0, "the first cell counted it"
+        assert (proxy.cell.meter.requests_total, proxy.cell.meter.continued_total) == (1, 1)
+        assert not proxy.cell.meter.all_counts("ttft"), "its client has had its first token"
         sent = proxy.engine.requests[-1]
         assert sent.headers["x-switchyard-continuation"] == "on"
         assert not {"x-switchyard-replayed", "x-switchyard-replay-counted"} & sent.headers.keys()
@@ -94,6 +106,17 @@ async def test_a_continued_stream_that_breaks_again_counts_its_own_part() -> Non
     async with proxy_of(again, replays=True) as proxy:
         await ask(proxy, REPEATED, **REPLAYED, x_switchyard_replay_counted="2")
         assert await counted(proxy) == (0, 2)
+        assert await failures(proxy) == {"failed": 1, "passed on": 1, "seen": 0}
+
+
+async def test_a_continued_stream_that_fails_before_its_first_event_is_passed_on_and_not_handed_back() -> None:
+    async def dies(turn: Turn) -> None:
+        turn.die()
+
+    async with proxy_of(dies, replays=True) as proxy:
+        await ask(proxy, REPEATED, **REPLAYED)
+        assert await failures(proxy) == {"failed": 1, "passed on": 1, "seen": 0}
+        assert proxy.cell.meter.handed_back_total == 0
 
 
 @pytest.mark.parametrize(("before", "tokens"), [({}, (7, 5)), ({"x_switchyard_replay_counted": "1"}, (0, 4))])
@@ -130,7 +153,18 @@ async def test_an_engine_that_says_that_it_failed_is_left(error: bytes) -> None:
 
     async with proxy_of(fails, replays=True) as proxy:
         assert b": broken engine_error\ndata: {" in (await ask(proxy, **ON)).body
+        assert await failures(proxy) == {"failed": 1, "passed on": 1, "seen": 0}
         assert b": broken" not in (await ask(proxy)).body
+        assert proxy.cell.meter.passed_on_total == 1
+
+
+async def test_an_error_that_the_request_causes_is_not_passed_on() -> None:
+    async def refuses(turn: Turn) -> None:
+        await turn.send_stream([OPENING, b'data: {"error": {"message": "no", "code": 400}}\n\n', DONE])
+
+    async with proxy_of(refuses, replays=True) as proxy:
+        assert b": broken" not in (await ask(proxy, **ON)).body
+        assert (await failures(proxy))["passed on"] == 0
 
 
 async def test_a_cell_that_drains_lets_its_streams_leave_and_counts_up_to_there() -> None:

@@ -27,7 +27,7 @@ from engine_agent.ingress.access_log import (
 )
 from engine_agent.ingress.settings import QUEUES
 from engine_agent.node.telemetry.exposition import agent_exposition
-from engine_agent.protocol.ingress_messages import Refusals
+from engine_agent.protocol.ingress_messages import Refusals, RefusedAccount
 from engine_agent.protocol.states import ServingClass
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
@@ -367,3 +367,21 @@ def test_memory_and_reports_are_bounded_whatever_keys_come(tmp_path: Path) -> No
     last = counting.report(300.0)
     assert last is not None
     assert last.codes == {"demo": {"no_ready_cell": len(lines)}}
+
+
+def test_cut_streams_count_once_and_survive_relays_and_agents(tmp_path: Path) -> None:
+    def cut(count: int, key: str = "0a1b") -> RefusedAccount:
+        return RefusedAccount("demo", 0, key, "realtime", count)
+
+    counting = RefusalCounting(tmp_path)
+    counting.note_cut("first", ())
+    assert counting.report(0.0) is None
+    counting.note_cut("first", [cut(2)])
+    counting.note_cut("first", [cut(2)])
+    counting.note_cut("second", [cut(1), cut(4, "")])
+    again = RefusalCounting(tmp_path)
+    again.note_cut("first", [cut(3)])
+    report = again.report(0.0)
+    assert report is not None
+    assert report.codes == {"demo": {"stream_cut": 8}}
+    assert report.accounts == (cut(4, ""), cut(4))

@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from engine_agent.protocol.continuation import prompt_mark, prompt_name, tokens_mark
+from engine_agent.protocol.ingress_messages import RefusedAccount
 from engine_agent.protocol.stream_counts import PoolStreams
 from engine_agent.relay.server import RelayServer
 from tests.engine_agent.fake_control_plane import eventually
@@ -120,11 +121,17 @@ class Rig:
 
     async def ask(self, path: str = CHAT, **more: Any) -> httpx.Response:
         body = {"model": "demo", "stream": True, "messages": [{"role": "user", "content": "hi"}], **more}
-        return await self.http.post(path, json=body, headers={"x-request-id": "r", "x-switchyard-attempt": "short-1"})
+        headers = {"x-request-id": "r", "x-switchyard-attempt": "short-1"}
+        account = {"x-switchyard-key": "0a1b", "x-switchyard-class": "batch"}
+        return await self.http.post(path, json=body, headers=headers | account)
 
     async def text(self, **more: Any) -> list[str]:
         """The words of one stream."""
         return words_of((await self.ask(**more)).content)
+
+    @property
+    def failed(self) -> list[RefusedAccount]:
+        return list(self.relay.meter.counts().cut)
 
     @property
     def counts(self) -> dict[str, int]:

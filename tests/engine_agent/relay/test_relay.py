@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from engine_agent.protocol.continuation import broken_mark, prompt_mark, tokens_mark
+from engine_agent.protocol.ingress_messages import RefusedAccount
 from engine_agent.relay import continuable, server
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.relay.rig import (
@@ -79,6 +80,7 @@ def test_a_stream_continues_several_times_and_then_ends(tmp_path: Path) -> None:
     async def check(rig: Rig) -> None:
         assert await rig.text() == WORDS
         assert len(rig.requests) == 4
+        assert not rig.failed
 
     async def lost(rig: Rig) -> None:
         answer = await rig.ask()
@@ -107,6 +109,7 @@ def test_a_stream_ends_as_its_cell_ended_it_if_no_engine_continues_it(tmp_path: 
         assert words_of(answer.content) == WORDS[:2]
         assert answer.content.endswith(FAREWELL)
         assert (rig.counts["refused:engine_refused"], rig.counts["cut:engine_refused"]) == (3, 1)
+        assert rig.failed == [RefusedAccount("demo", 0, "0a1b", "batch", 1)], "its cell has passed the failure on"
 
     ending = broken_mark("engine_died") + FAREWELL
     play(tmp_path, cell("a", 2, ending=ending), refusing(409), then=check)
@@ -260,6 +263,7 @@ def test_requests_that_cannot_continue_end_as_without_a_relay(tmp_path: Path, mo
         assert answer.content.endswith(FAREWELL)
         assert (len(rig.requests), rig.counts[f"cut:{code}"], rig.counts[f"unable:{code}"]) == (1, 1, 1)
         assert "x-switchyard-continuation" not in rig.requests[0].headers
+        assert not rig.failed, "its cell counts the failure"
 
     play(tmp_path, cell("a", 2, ending=broken_mark("engine_died") + FAREWELL), cell("b"), then=check)
 

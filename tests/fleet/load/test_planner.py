@@ -23,7 +23,9 @@ from fleet.load.planner import (
     more_by_chance,
     pooled_samples,
     quantile_bucket,
+    refused_sample,
     sample_of,
+    seen_by_clients,
 )
 
 NOON_S = 1_795_262_400.0
@@ -69,6 +71,27 @@ def test_what_no_cell_can_have_counted_breaks_no_sum() -> None:
     mad = load(10**400, -5, in_flight=-1, tokens_per_s=float("inf"), ttft_counts={-3: 1, 9999: 1, 5: -2, 6: 1})
     added = sample_of(mad, 1, CellCounters(1), None)
     assert (added.requests, added.errors, added.in_flight, added.ttft) == (2**53, 0, 0.0, {6: 1})
+
+
+@pytest.mark.parametrize(
+    ("counted", "seen"),
+    [
+        pytest.param(Sample(1, 1, passed_on=1), (1, 0), id="it began here, its engine died, it continued elsewhere"),
+        pytest.param(Sample(1, 0, continued=1), (0, 0), id="it began elsewhere and continued here"),
+        pytest.param(Sample(1, 1, passed_on=1, continued=1), (0, 0), id="it continued here, and broke again"),
+        pytest.param(Sample(0, 8, passed_on=8), (0, 0), id="long streams of earlier samples lost their engine"),
+        pytest.param(Sample(1, 1, handed_back=1), (0, 0), id="it was refused here and answered elsewhere"),
+        pytest.param(Sample(1, 1), (1, 1), id="it broke without a relay"),
+    ],
+)
+def test_a_request_counts_once_as_its_client_saw_it(counted: Sample, seen: tuple[int, int]) -> None:
+    client = seen_by_clients(counted)
+    assert (client.requests, client.errors) == seen
+
+
+def test_a_cut_stream_fails_a_request_that_a_cell_has_counted() -> None:
+    together = pooled_samples([seen_by_clients(Sample(1, 1, passed_on=1)), refused_sample(0, cut=1)])
+    assert (together.requests, together.errors) == (1, 1)
 
 
 def test_a_fine_window_is_the_one_that_is_over() -> None:

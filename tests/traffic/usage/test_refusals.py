@@ -103,6 +103,26 @@ def test_what_a_cell_handed_back_counts_once_at_the_ingress_if_nothing_better_ca
     assert round(point.errors_per_s * FINE_S) == 4, "all failures of the cell are shown"
 
 
+def test_a_stream_that_continued_is_one_success_and_a_cut_one_is_one_failure() -> None:
+    key = key_create(name="search", tenant="rufus", actor="ann", now=NOW).key.prefix
+    load = {"requests_total": 12, "errors_total": 5, "passed_on_total": 5, "continued_total": 2}
+    NodeReport.objects.update(load=load, last_seen_at=NOW + STEP)
+    reports({"stream_cut": 3}, {"key": key, "total": 0, "cut": 3, "serving_class": "realtime"})
+    load_sample(now=NOW + STEP)
+    usage_count(now=NOW + STEP)
+    seen = seen_in_windows("deployment:sim-70b", NOW + STEP)[300]
+    assert (seen.requests, seen.errors) == (10, 3)
+    point = last_windows(["cell:c1"], NOW + STEP)["cell:c1"]
+    assert round(point.errors_per_s * FINE_S) == 5, "the cell shows how often its engine failed"
+    row = UsageHour.objects.get(key=key)
+    assert (row.tenant, row.refused, row.errors) == ("rufus", 0, 3)
+    reports({"stream_cut": 3}, {"key": key, "total": 0, "cut": 3, "serving_class": "realtime"})
+    load_sample(now=NOW + 2 * STEP)
+    assert seen_in_windows("deployment:sim-70b", NOW + 2 * STEP)[300].errors == 3
+    refused = RefusedRequests.objects.get()
+    assert (refused.total, refused.cut) == (0, 3)
+
+
 def test_what_failed_before_its_model_was_known_is_the_regions() -> None:
     reports({"long_bodies_unread": 2}, name="")
     load_sample(now=NOW + STEP)

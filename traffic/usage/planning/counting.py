@@ -152,15 +152,14 @@ def keys_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals]:
 
 
 def refused_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals]:
-    """Requests that an ingress refused, by deployment, key and class."""
+    """Requests that an ingress refused, and errors that no cell counts, by deployment, key and class."""
     refusals = telemetry.get("refusals")
     if not isinstance(refusals, dict) or not isinstance(refusals.get("accounts"), list):
         return []
     since = str(refusals.get("since"))[:40]
-    totals = (_refused_total(row) for row in refusals["accounts"] if isinstance(row, dict))
+    read = (_refused_totals(row) for row in refusals["accounts"] if isinstance(row, dict))
     return [
-        SourceTotals(f"ingress:{ingress}", f"{REFUSED}{name}", since, {"refused": total})
-        for name, total in filter(None, totals)
+        SourceTotals(f"ingress:{ingress}", f"{REFUSED}{name}", since, totals) for name, totals in filter(None, read)
     ]
 
 
@@ -171,14 +170,14 @@ def refused_account(subject: str, tenants: Mapping[str, str]) -> Account:
     return Account(tenants[key] if known else "", key if known else "", deployment, serving_class)
 
 
-def _refused_total(row: JsonObject) -> tuple[str, int] | None:
+def _refused_totals(row: JsonObject) -> tuple[str, Totals] | None:
     deployment, key, serving_class = (row.get(name, "") for name in ("deployment", "key", "serving_class"))
-    total = row.get("total", 0)
+    total, cut = row.get("total", 0), row.get("cut", 0)
     is_named = isinstance(deployment, str) and re.fullmatch(r"[A-Za-z0-9._-]{0,96}", deployment) is not None
     is_keyed = isinstance(key, str) and (not key or KEY_PREFIX.fullmatch(key) is not None)
-    if not (is_named and is_keyed and are_counts([total])):
+    if not (is_named and is_keyed and are_counts([total, cut])):
         return None
-    return f"{deployment}/{key}/{serving_class if serving_class in CLASSES else ''}", total
+    return f"{deployment}/{key}/{serving_class if serving_class in CLASSES else ''}", {"refused": total, "errors": cut}
 
 
 def rows_of_cell(node: str, load: JsonObject | None) -> list[CellRow]:
