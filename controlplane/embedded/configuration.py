@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TypeVar
 
-from engine_agent.protocol.ports import DEMO_REGIONS, PORTS_PER_NODE, demo_ingresses
+from engine_agent.protocol.ports import DEMO_REGIONS, MOST_INGRESSES, PORTS_PER_NODE, demo_ingresses
 
 
 class CannotStart(Exception):
@@ -19,8 +19,6 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 AGENT_PORT_ABOVE = 443
 """The port for agents is so much above that of the dashboard, unless it is given (controlplane.settings)."""
 _HIGHEST_PORT = 65535
-MOST_INGRESSES = 8
-"""Of a region on one computer."""
 Choice = TypeVar("Choice", bound=StrEnum)
 
 

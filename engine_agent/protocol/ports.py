@@ -3,7 +3,7 @@ one computer, the launcher rejects overlapping ports and the local provider give
 the `PORTS_PER_NODE` ports from its base upwards. The rendezvous port changes with the generation, because a port of a
 killed engine can stay busy for a while."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from engine_agent.protocol.states import AgentKind
@@ -127,6 +127,20 @@ def demo_ingresses(first: int, each: int = 1) -> dict[str, int]:
 def local_ingress(region: str, number: int) -> str:
     """Name of the ingress of a region with this number, from 0."""
     return f"i-{region}" + (f"-{number + 1}" if number else "")
+
+
+MOST_INGRESSES = 8
+"""Of one region of provider `local`."""
+
+
+def region_of_same_ingress(region: str, others: Iterable[str]) -> str | None:
+    """Returns the region with an ingress that has the name of one of this region's, as `us-east-1` has for
+    `us-east-1-2`; None if there is none."""
+    own = {local_ingress(region, number) for number in range(MOST_INGRESSES)}
+    for other in others:
+        if own & {local_ingress(other, number) for number in range(MOST_INGRESSES)}:
+            return other
+    return None
 
 
 def local_ingress_port(first: int, position: int, positions: int, number: int) -> int:

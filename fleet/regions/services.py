@@ -10,6 +10,7 @@ from django.db import IntegrityError, connection, transaction
 from django.db.models import ProtectedError
 
 from engine_agent.protocol.identity import is_identity_id
+from engine_agent.protocol.ports import region_of_same_ingress
 from engine_agent.protocol.states import PlainHttp
 from fleet.agents.models import ApplicationCertificate
 from fleet.clouds.base import ProviderError, provider_named
@@ -17,7 +18,7 @@ from fleet.clouds.planning.alarms import parse_alarms
 from fleet.clouds.services.regions import AWS, cloud_columns, cloud_region_add
 from fleet.faults.models import Incident
 from fleet.faults.services.incidents import incident_open, incidents_close
-from fleet.machines.planner import CLOUDS, InvalidWarmSpares, parse_warm_spares
+from fleet.machines.planner import CLOUDS, LOCAL, InvalidWarmSpares, parse_warm_spares
 from fleet.reconcile.planning.states import IncidentState
 from fleet.regions.models import Region
 from fleet.regions.planner import ENDS_NOW, ENDS_SOON, BadCertificate, ReadCertificate, certificate_read, ending
@@ -182,12 +183,14 @@ CHANGEABLE = ("position", "ingress_url", "spares", "plain_http", "cheapest_first
 def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: datetime) -> Region:
     """Adds a region without machines. `columns`: of `CHANGEABLE`, `provider`, and for a cloud its `stack`, which is
     read later. Raises InvalidInput for a name that certificates cannot have, an unknown provider or instance type,
-    invalid spares, or no stack for a cloud. Raises Conflict if the name is taken."""
+    invalid spares, or no stack for a cloud. Raises Conflict if the name is taken, or its ingresses' names would be."""
     if len(name) > NAME_LENGTH_MAX or not is_identity_id(name):
         message = f"a region's name has 1 to {NAME_LENGTH_MAX} lower-case letters, digits, - and _, such as eu-west-1"
         raise InvalidInput(field="name", rule="name", message=message)
     _check(columns)
     _check_pools(columns.get("provider", ""), columns)
+    if columns.get("provider", LOCAL) == LOCAL:
+        _check_ingress_names(name)
     plain = dict(columns)
     cloud = cloud_columns(name, plain)
     try:
@@ -200,6 +203,15 @@ def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: dat
     except IntegrityError:
         raise Conflict(f"region {name!r} exists already") from None
     return region
+
+
+def _check_ingress_names(name: str) -> None:
+    others = Region.objects.filter(provider=LOCAL).exclude(name=name).values_list("name", flat=True)
+    if (other := region_of_same_ingress(name, others)) is not None:
+        raise Conflict(
+            f"region {name!r} and region {other!r} of this provider would each have an ingress called "
+            f"i-{max(name, other, key=len)}: choose another name"
+        )
 
 
 def region_change(*, name: str, columns: Mapping[str, Any], actor: str, now: datetime) -> Region:

@@ -17,6 +17,7 @@ from engine_agent.protocol.ports import (
     node_blocks,
     node_ports,
     overlap,
+    region_of_same_ingress,
 )
 
 
@@ -89,3 +90,18 @@ def test_a_block_ends_at_the_last_port() -> None:
 
 def test_uses_of_one_port_without_a_variable_are_named_all_the_same() -> None:
     assert overlap([PortUse(1, "a"), PortUse(1, "b")]) == "Port 1 is for a and for b: move one of them."
+
+
+@pytest.mark.parametrize(
+    ("region", "others", "same"),
+    [
+        ("us-east-1-2", ["us-west-2", "us-east-1"], "us-east-1"),
+        ("us-east-1", ["us-east-1-8"], "us-east-1-8"),
+        ("us-east-1", ["us-east-1-9", "us-east-1-1", "us-east-1-02", "us-east-2", "us-east-1-2-2"], None),
+        ("us-east-1", [], None),
+    ],
+)
+def test_regions_whose_ingresses_would_have_the_same_name_are_found(
+    region: str, others: list[str], same: str | None
+) -> None:
+    assert region_of_same_ingress(region, others) == same

@@ -106,6 +106,16 @@ def test_spares_of_a_machine_that_nobody_knows_are_refused() -> None:
     assert rules(response) == {"spares.none": "exists"}
 
 
+def test_a_name_with_which_two_ingresses_would_have_the_same_name_is_refused() -> None:
+    api = bearer()
+    assert api.post("/api/v1/regions", {"name": "eu-1"}, format="json").status_code == 200
+    response = api.post("/api/v1/regions", {"name": "eu-1-2"}, format="json")
+    assert (response.status_code, Region.objects.filter(name="eu-1-2").exists()) == (409, False)
+    assert "would each have an ingress called i-eu-1-2: choose another name" in response.content.decode()
+    other = api.post("/api/v1/regions", {"name": "eu-1-2", "provider": "machines"}, format="json")
+    assert other.status_code == 200, "its ingresses are named after their machines"
+
+
 @pytest.mark.parametrize("name", ["US_East", "-east", "a" * 41])
 def test_a_name_that_no_certificate_of_its_ingresses_could_have_is_refused(name: str) -> None:
     response = bearer().post("/api/v1/regions", {"name": name}, format="json")

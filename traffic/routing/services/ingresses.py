@@ -37,6 +37,7 @@ from fleet.releases.services.releases import launch_release
 from kernel import live, wake_ups
 from kernel.events import event_record
 from kernel.leases import lease_during
+from kernel.refusals import Conflict
 from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
 from kernel.tones import Tone
 from traffic.entry.models import EntryTarget
@@ -138,7 +139,11 @@ log = logging.getLogger(__name__)
 
 
 def ingress_create(*, region: Region, address: str, port: int, now: datetime, number: int = 0) -> Ingress:
-    """Creates the row of an ingress; `ingresses_ensure` starts it. `number`: among those of its region, from 0."""
+    """Creates the row of an ingress; `ingresses_ensure` starts it. `number`: among those of its region, from 0.
+    Raises Conflict if another region's ingress has its name."""
+    taken = Ingress.objects.filter(id=local_ingress(region.name, number)).exclude(region=region).first()
+    if taken is not None:
+        raise Conflict(f"{taken.id} is an ingress of region {taken.region_id}: rename region {region.name}")
     ingress, _ = Ingress.objects.update_or_create(
         id=local_ingress(region.name, number),
         defaults={"region": region, "address": address, "port": port},
