@@ -42,7 +42,7 @@ from models_registry.imports.planner import IMPORT_OPEN, ImportState
 from traffic.region_shares.models import TrafficMatrix, TrafficOverride, TrafficShift
 from traffic.region_shares.planning.autopilot import ShiftKind
 from traffic.region_shares.planning.policy import EvacuationMode, OverrideKind
-from traffic.region_shares.selectors import active_overrides
+from traffic.region_shares.selectors.traffic import active_overrides
 from traffic.usage.models import Budget
 from traffic.usage.planning.counting import month_of
 

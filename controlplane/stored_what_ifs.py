@@ -21,7 +21,7 @@ from controlplane.what_if import HasTime
 from fleet.regions.models import Region
 from kernel.circuit_breaker import CircuitBreaker
 from kernel.refusals import Refusal
-from traffic.region_shares.selectors import expected_load_inputs
+from traffic.region_shares.selectors.expected_load import expected_load_inputs
 
 DRAFTS_KEPT_S, PRESENT_KEPT_S = 7 * 86_400, 600
 """Each question about the present fleet has its own entry, so those are short-lived."""

@@ -21,7 +21,7 @@ from traffic.region_shares.planning.losses import (
     first_to_break,
     plan_stress,
 )
-from traffic.region_shares.selectors import ExpectedLoad, expected_load
+from traffic.region_shares.selectors.expected_load import ExpectedLoad, expected_load
 
 LEAST_FACTOR, MOST_FACTOR = 0.5, 4.0
 """Multiples that the slider offers."""

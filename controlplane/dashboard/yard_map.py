@@ -29,7 +29,7 @@ from models_registry.versions.planning.engine_arguments import nodes_per_cell
 from models_registry.versions.planning.roles import role_concurrency
 from models_registry.versions.planning.spec import InvalidVersion
 from traffic.region_shares.models import RegionLoss
-from traffic.region_shares.selectors import traffic_policies
+from traffic.region_shares.selectors.traffic import traffic_policies
 
 TILES = 500
 """Cells that the map shows as tiles; above this number each line is a bar."""

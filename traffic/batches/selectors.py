@@ -27,7 +27,7 @@ from traffic.batches.planning.batch import BATCH_ID, RESERVE, STAMPS, BatchJob, 
 from traffic.batches.planning.pacing import AtRiskPolicy, PacedBatch, PaceStep
 from traffic.files.planner import FILE_ID, FileFacts
 from traffic.keys.models import ApplicationKey
-from traffic.region_shares.selectors import traffic_policies
+from traffic.region_shares.selectors.traffic import traffic_policies
 from traffic.routing.models import RoutingTable
 from traffic.routing.selectors import UnreadableTable, table_message
 from traffic.tenants.planner import unix_seconds

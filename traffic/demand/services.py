@@ -21,7 +21,7 @@ from kernel.leases import lease_during, lease_take, this_holder
 from traffic.demand.models import DemandDay, DemandForecast, ForecastRecord
 from traffic.demand.planner import Place, PoolSample, SlotMeans, origin_loads, series_loads, slot_of
 from traffic.demand.selectors import FRESH_FOR, in_cells_by_class, series_pasts
-from traffic.region_shares.selectors import IngressView, ingress_views
+from traffic.region_shares.selectors.traffic import IngressView, ingress_views
 
 if TYPE_CHECKING:
     from fleet.capacity.planning.forecast import Made

@@ -14,7 +14,7 @@ from kernel.leases import lease_held_since
 from traffic.entry.models import Entry, EntryRevision
 from traffic.entry.planner import EntryRegion, EntryTargetName, RevisionState
 from traffic.region_shares.planning.policy import EvacuationMode, OverrideKind
-from traffic.region_shares.selectors import overrides_in_force
+from traffic.region_shares.selectors.traffic import overrides_in_force
 from traffic.routing.models import Ingress, IngressReport
 from traffic.routing.planning.ingresses import SILENT_AFTER_S
 

@@ -34,7 +34,7 @@ from models_registry.versions.planning.roles import role_concurrency
 from models_registry.versions.planning.spec import adapter_names
 from traffic.keys.planner import KeyRingVersion, shared_keys
 from traffic.keys.selectors import KEY_RING, key_ring_version, keys_for_ingresses, keys_stopped, tenants_stopped
-from traffic.region_shares.selectors import STEERING_TABLES, steerings
+from traffic.region_shares.selectors.traffic import STEERING_TABLES, steerings
 from traffic.routing.models import Ingress, IngressReport, PoolHold, RoutingTable
 from traffic.routing.planning.ingresses import FollowingIngress, TableInForce
 from traffic.routing.planning.tables import HeldDeployment, IngressAddress, RoutableCell, ServedDeployment, Steering
@@ -300,7 +300,7 @@ class RoutingCache:
         return self._written.get("holds", _HOLDS, held_deployments)
 
     def steerings(self, now: datetime) -> tuple[dict[str, Steering], dict[str, str]]:
-        """Returns `region_shares.selectors.steerings` for all deployments."""
+        """Returns `region_shares.selectors.traffic.steerings` for all deployments."""
         return steerings((deployment.name for deployment in self.deployments()), now, self._written)
 
     def _is_there(self, cell: str, node: str) -> bool:

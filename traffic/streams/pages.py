@@ -9,7 +9,7 @@ from controlplane.dashboard.events import marked
 from engine_agent.protocol.stream_counts import PoolStreams, sum_of
 from fleet.load.planner import quantile_ms
 from kernel.tones import Tone
-from traffic.region_shares.selectors import traffic_policies
+from traffic.region_shares.selectors.traffic import traffic_policies
 from traffic.streams.models import StreamHour
 from traffic.streams.services import counts_of
 

@@ -57,7 +57,7 @@ from models_registry.versions.services.drafts import draft_change, draft_create,
 from models_registry.versions.services.validation import validation_start
 from traffic.batch_schedules.services.schedules import batch_schedule_change, batch_schedule_create
 from traffic.batch_sinks.services.sinks import batch_sink_change, batch_sink_create
-from traffic.region_shares.selectors import ExpectedLoad, expected_load
+from traffic.region_shares.selectors.expected_load import ExpectedLoad, expected_load
 from traffic.region_shares.services.overrides import traffic_policies_change, traffic_policy_change
 
 APPLY_LOCK = 0x5357_4150

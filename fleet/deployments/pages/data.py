@@ -26,7 +26,7 @@ from fleet.reconcile.planning.states import CellState
 from kernel.tones import Tone
 from models_registry.versions.planning.engine_arguments import nodes_per_cell
 from models_registry.versions.planning.spec import InvalidVersion
-from traffic.region_shares.selectors import traffic_policies
+from traffic.region_shares.selectors.traffic import traffic_policies
 
 CellCounts = Mapping[tuple[str, str], Mapping[str, int]]
 

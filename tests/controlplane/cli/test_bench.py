@@ -9,7 +9,7 @@ from models_registry.benchmarks.models import Benchmark, BenchmarkPoint, Configu
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
 from tests.models_registry.benchmarks.test_benchmark import measured
-from traffic.region_shares.selectors import traffic_policies
+from traffic.region_shares.selectors.traffic import traffic_policies
 
 pytestmark = [pytest.mark.django_db, pytest.mark.slow]
 

@@ -19,7 +19,7 @@ from fleet.rollouts.models import Rollout
 from kernel.models import Event
 from tests.fleet import rows
 from traffic.capacity.services import roles_plan
-from traffic.region_shares.selectors import ready_cells
+from traffic.region_shares.selectors.traffic import ready_cells
 from traffic.routing.selectors import RoutingCache
 from traffic.usage.models import TokenFit
 

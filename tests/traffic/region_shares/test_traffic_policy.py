@@ -7,7 +7,7 @@ from kernel.refusals import InvalidInput
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.region_shares.models import TrafficRule, TrafficWindow
-from traffic.region_shares.selectors import traffic_policies
+from traffic.region_shares.selectors.traffic import traffic_policies
 from traffic.region_shares.services.overrides import traffic_policy_change
 
 pytestmark = pytest.mark.django_db

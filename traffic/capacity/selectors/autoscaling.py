@@ -40,7 +40,7 @@ from traffic.region_shares.planning.autopilot import AutopilotSettings
 from traffic.region_shares.planning.load import held, mean_load, served_elsewhere
 from traffic.region_shares.planning.placement import latencies_ms
 from traffic.region_shares.planning.policy import TrafficPolicy
-from traffic.region_shares.selectors import IngressView, ingress_views, samples_of, traffic_policies
+from traffic.region_shares.selectors.traffic import IngressView, ingress_views, samples_of, traffic_policies
 from traffic.routing.planning.tables import ServedDeployment, resolve_model_names
 from traffic.routing.selectors import served_deployments
 

@@ -52,7 +52,7 @@ from traffic.demand.planner import Place
 from traffic.demand.selectors import FORECAST_FRESH_FOR, FRESH_FOR, expected_loads
 from traffic.region_shares.models import TrafficMatrix
 from traffic.region_shares.planning.policy import TrafficPolicy
-from traffic.region_shares.selectors import traffic_policies
+from traffic.region_shares.selectors.traffic import traffic_policies
 from traffic.usage.models import TokenFit
 from traffic.usage.planning.prices import FIT_KEPT
 

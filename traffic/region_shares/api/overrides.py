@@ -19,7 +19,7 @@ from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.region_shares.models import TrafficOverride
 from traffic.region_shares.planning.autopilot import OverrideEffect
 from traffic.region_shares.planning.policy import EvacuationMode, OverrideKind
-from traffic.region_shares.selectors import override_effects
+from traffic.region_shares.selectors.traffic import override_effects
 from traffic.region_shares.services.overrides import (
     LONGEST_S,
     SHORTEST_S,

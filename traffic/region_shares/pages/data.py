@@ -17,7 +17,7 @@ from traffic.async_requests.selectors import ingress_addresses_by_region
 from traffic.region_shares.models import TrafficMatrix, TrafficOverride, TrafficShift
 from traffic.region_shares.planning.autopilot import OverrideEffect, RegionEffect, ShiftKind
 from traffic.region_shares.planning.policy import MOST_UTILISED, OverrideKind
-from traffic.region_shares.selectors import active_overrides
+from traffic.region_shares.selectors.traffic import active_overrides
 from traffic.region_shares.services.autopilot import SHIFT_TONE
 from traffic.region_shares.services.overrides import describe_override
 

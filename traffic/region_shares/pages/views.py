@@ -38,7 +38,7 @@ from traffic.region_shares.pages.data import (
     shares_form,
 )
 from traffic.region_shares.planning.policy import EvacuationMode
-from traffic.region_shares.selectors import evacuation_of, override_effects, shares_fixed
+from traffic.region_shares.selectors.traffic import evacuation_of, override_effects, shares_fixed
 from traffic.region_shares.services.overrides import (
     Terms,
     describe_override,

@@ -44,7 +44,7 @@ from traffic.region_shares.planning.load import (
 from traffic.region_shares.planning.placement import place_demand
 from traffic.region_shares.planning.policy import Matrix, TrafficPolicy, loads, overrides_for
 from traffic.region_shares.planning.recording import round_of
-from traffic.region_shares.selectors import (
+from traffic.region_shares.selectors.traffic import (
     UP,
     IngressView,
     ReadyCell,

@@ -9,7 +9,7 @@ from django.db import transaction
 from kernel import live
 from traffic.region_shares.models import RegionLoss
 from traffic.region_shares.planning.losses import plan_region_losses
-from traffic.region_shares.selectors import expected_load
+from traffic.region_shares.selectors.expected_load import expected_load
 
 
 def region_losses_store(*, now: datetime) -> int:

@@ -31,7 +31,7 @@ from traffic.region_shares.planning.policy import (
     traffic_policy_as_json,
     whole_row,
 )
-from traffic.region_shares.selectors import traffic_policies
+from traffic.region_shares.selectors.traffic import traffic_policies
 from traffic.routing.models import Ingress
 
 AUTOPILOT_TASK = "traffic.autopilot"

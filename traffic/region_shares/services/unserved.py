@@ -27,7 +27,8 @@ from traffic.region_shares.planning.load import (
     assess_place,
     lost_regions,
 )
-from traffic.region_shares.selectors import IngressView, places
+from traffic.region_shares.selectors.traffic import IngressView
+from traffic.region_shares.selectors.unserved import places
 
 NOTE_EVERY_S = 4.0
 """Every second pass: each update makes browsers fetch the incident again."""
