@@ -31,9 +31,19 @@ def delta(text: str) -> str:
     return 'data: {"choices":[{"index":0,"delta":{"content":"' + text + '"}}]}\n\n'
 
 
+def message(kind: str) -> str:
+    return f'event: {kind}\ndata: {{"type":"{kind}"}}\n\n'
+
+
+def block(text: str) -> str:
+    """A piece of text in the dialect of Messages."""
+    return f'data: {{"type":"content_block_delta","delta":{{"type":"text_delta","text":"{text}"}}}}\n\n'
+
+
 DONE = "data: [DONE]\n\n"
 CUT, NEVER = {"cut": True}, {"never": True}
 POST, STREAM = {"do": "post"}, {"do": "stream"}
+RESUMED_POST, RESUMED = {**POST, "resumes": True}, {**STREAM, "resumes": True}
 
 
 def case(
@@ -127,6 +137,54 @@ CASES: dict[str, dict[str, Any]] = {
     "attempts_end": case([POST], [{"error": "NoAnswer"}], away=[], east=[CUT], hosts=["east", "east"]),
     "an_answer_that_breaks_off_is_not_sent_again": case(
         [POST], [{"error": "BrokenOff"}], east=[{"short": '{"choices":'}], west=[said("no")], hosts=["east"],
+    ),
+    "an_answer_that_breaks_off_is_sent_again_if_asked": case(
+        [RESUMED_POST], [{"text": "whole", "attempts": 2}],
+        east=[{"short": '{"choices":'}], west=[said("whole")], hosts=["east", "west"],
+    ),
+    "a_stream_continues_at_the_next_region_if_asked": case(
+        [RESUMED], [{"texts": ["one ", "two ", "th", "ree"]}], hosts=["east", "west"],
+        east=[{"stream": [delta("one "), delta("two ")], "then": "cut"}],
+        west=[{"stream": [delta("one two th"), delta("ree"), DONE]}],
+    ),
+    "a_stream_without_its_last_event_continues": case(
+        [RESUMED], [{"texts": ["one ", "two"]}], hosts=["east", "west"],
+        east=[{"stream": [delta("one ")]}], west=[{"stream": [delta("one "), delta("two"), DONE]}],
+    ),
+    "a_silent_stream_continues": case(
+        [RESUMED], [{"texts": ["one ", "two"]}], options={"silence_s": 2.0}, closed=["east"],
+        east=[{"stream": [delta("one ")], "then": "hang"}], west=[{"stream": [delta("one two"), DONE]}],
+    ),
+    "a_stream_of_messages_continues": case(
+        [RESUMED], [{"texts": ["", "ab", "cd", "e", ""]}],
+        east=[{"stream": [message("message_start"), block("ab")], "then": "cut"}],
+        west=[{"stream": [message("message_start"), block("abcd"), block("e"), message("message_stop")]}],
+    ),
+    "a_stream_continues_twice_within_the_attempts": case(
+        [RESUMED, RESUMED], [{"texts": ["one ", "two"]}, {"texts": ["one ", "two"], "error": "BrokenOff"}],
+        options={"retries": {**QUICK, "attempts": 3}},
+        east=[
+            {"stream": [delta("one "), delta("two")], "then": "cut"}, {"stream": [delta("one two"), DONE]},
+            {"stream": [delta("one "), delta("two")], "then": "cut"},
+        ],
+        west=[{"stream": [delta("one ")], "then": "cut"}],
+    ),
+    "a_repeat_that_is_another_answer_breaks_off": case(
+        [RESUMED], [{"texts": ["one ", "two"], "error": "BrokenOff"}], hosts=["east", "west"],
+        east=[{"stream": [delta("one "), delta("two")], "then": "cut"}], west=[{"stream": [delta("one 2"), DONE]}],
+    ),
+    "a_stream_with_a_tool_call_is_not_sent_again": case(
+        [RESUMED], [{"texts": [""], "error": "BrokenOff"}], hosts=["east"],
+        east=[{"stream": ['data: {"choices":[{"index":0,"delta":{"tool_calls":[{"index":0}]}}]}\n\n'], "then": "cut"}],
+        west=[{"stream": [DONE]}],
+    ),
+    "a_refusal_of_the_repeat_is_reported": case(
+        [RESUMED], [{"texts": ["one"], "error": "ApiError", "code": "model_not_found"}], hosts=["east", "west"],
+        east=[{"stream": [delta("one")], "then": "cut"}], west=[refused(404, "model_not_found")],
+    ),
+    "a_stream_that_breaks_off_is_not_sent_again_unless_asked": case(
+        [STREAM], [{"texts": ["one"], "error": "BrokenOff"}], hosts=["east"],
+        east=[{"stream": [delta("one")], "then": "cut"}], west=[{"stream": [DONE]}],
     ),
     "an_answer_that_is_no_object": case([POST], [{"error": "BrokenOff"}], east=[{"text": "[1]"}], hosts=["east"]),
     "a_deadline_travels_and_ends_the_call": case(

@@ -195,7 +195,7 @@ async def results_of(name: str, regions: ScriptedRegions) -> list[dict[str, Any]
 
 async def ask(client: AsyncSwitchyard, call: dict[str, Any], result: dict[str, Any]) -> None:
     path, body = call.get("path", "/chat/completions"), call.get("body", CHAT)
-    options = {name: call[name] for name in ("deadline_s", "headers") if name in call}
+    options = {name: call[name] for name in ("deadline_s", "headers", "resumes") if name in call}
     match call["do"]:
         case "post":
             result |= answered(await client.post(path, body, **options))
@@ -278,6 +278,7 @@ def test_json_of_the_java_client_is_strict_and_bounded(java: dict[str, Any]) -> 
 def test_parts_of_the_java_client_decide_as_those_of_the_python_client(java: dict[str, Any]) -> None:
     units = java["units"]
     assert units["events"] == 0
+    assert units["resumption"] == 0, "texts differ after a repeat"
     assert units["callbacks"] == ["ar_1", *["refused"] * 8]
     assert units["failover"] == {
         "order": [[1, 2, 0], [0, 1, 2]],

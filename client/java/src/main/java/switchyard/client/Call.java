@@ -41,13 +41,16 @@ final class Call<T> {
     private final Map<String, String> headers = new TreeMap<>();
     private final Duration deadline;
     private final long startedAt = System.nanoTime();
-    private final Opener<T> opener;
+    private final boolean resumes;
+    private Opener<T> opener;
 
+    private int answeredBy;
     private final List<Integer> tried = new ArrayList<>();
     private final Map<String, String> failures = new LinkedHashMap<>();
     private boolean isOver;
     private Race race;
     private Reading reading;
+    private Reading broken;
     private Future<?> limit = CompletableFuture.completedFuture(null);
     private Future<?> pause = limit;
 
@@ -59,6 +62,7 @@ final class Call<T> {
         this.content = content;
         this.opener = opener;
         deadline = options.deadline();
+        resumes = options.resumes();
         if (client.options.apiKey != null && !client.options.apiKey.isEmpty()) {
             headers.put("authorization", "Bearer " + client.options.apiKey);
         }
@@ -104,10 +108,36 @@ final class Call<T> {
         client.open.remove(this);
     }
 
+    /** Whether its answer is requested again if it breaks off. */
+    boolean resumes() {
+        return resumes;
+    }
+
+    /**
+     * Sends the call again, because its answer broke off: {@code next} reads the repeat. Returns false if all attempts
+     * are used, or the call has ended. If it fails before the repeat is read, {@code from} is told.
+     */
+    boolean repeat(Reading from, Opener<T> next) {
+        synchronized (this) {
+            if (isOver || !resumes) {
+                return false;
+            }
+            client.failover.failed(answeredBy, now());
+            if (client.failover.afterSilence(List.copyOf(tried), now()) == null) {
+                return false;
+            }
+            opener = next;
+            broken = from;
+        }
+        attempt(new Failover.Attempt(client.failover.order(now()).get(0), 0));
+        return true;
+    }
+
     /** Fails the call: its attempts are stopped, or the reading of its answer. */
     void abort(Throwable error) {
         Race racing;
         Reading read;
+        Reading last;
         synchronized (this) {
             if (isOver) {
                 return;
@@ -115,6 +145,7 @@ final class Call<T> {
             isOver = true;
             racing = race;
             read = reading;
+            last = broken;
             pause.cancel(false);
         }
         limit.cancel(false);
@@ -124,6 +155,9 @@ final class Call<T> {
         }
         if (read != null) {
             read.stop(error);
+        }
+        if (last != null) {
+            last.stopped(error);
         }
         result.completeExceptionally(error);
     }
@@ -172,7 +206,12 @@ final class Call<T> {
                 abort(outcome.error);
             }
         } else if (outcome.isGood()) {
-            read(outcome.response, opener.open(this, outcome.response));
+            Opener<T> opening;
+            synchronized (this) {
+                answeredBy = outcome.region;
+                opening = opener;
+            }
+            read(outcome.response, opening.open(this, outcome.response));
         } else {
             read(outcome.response, new Reading.Refusal(this, outcome.response, refused -> {
                 var after = refused.retryAfter().map(time -> OptionalDouble.of(time.toNanos() / 1e9))

@@ -5,6 +5,7 @@ import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayDeque;
 import java.util.List;
+import java.util.Optional;
 import java.util.Set;
 import java.util.concurrent.CancellationException;
 import java.util.concurrent.Flow;
@@ -17,8 +18,9 @@ public final class EventPublisher implements Flow.Publisher<Event>, AutoCloseabl
     private static final Set<String> LAST =
             Set.of("response.completed", "response.incomplete", "response.failed", "message_stop");
 
-    private final Call<?> call;
-    private final Events reading;
+    private final Call<EventPublisher> call;
+    private final Resumption resumption;
+    private Events reading;
     private final ArrayDeque<Event> ready = new ArrayDeque<>();
     private Flow.Subscriber<? super Event> subscriber;
     private long demand;
@@ -30,7 +32,8 @@ public final class EventPublisher implements Flow.Publisher<Event>, AutoCloseabl
 
     private EventPublisher(Call<EventPublisher> call, HttpResponse<Flow.Publisher<List<ByteBuffer>>> response) {
         this.call = call;
-        reading = new Events(call, response);
+        resumption = call.resumes() ? new Resumption() : null;
+        reading = new Events(response);
     }
 
     static Reading open(Call<EventPublisher> call, HttpResponse<Flow.Publisher<List<ByteBuffer>>> response) {
@@ -119,13 +122,24 @@ public final class EventPublisher implements Flow.Publisher<Event>, AutoCloseabl
             if (next != null) {
                 give(next);
             } else if (!isEnd) {
-                reading.more();
+                current().more();
             } else if (failure == null) {
                 subscriber.onComplete();
             } else {
                 subscriber.onError(failure);
             }
         }
+    }
+
+    private synchronized Events current() {
+        return reading;
+    }
+
+    /** Reads a repeat of an answer that broke off. */
+    private synchronized Events repeat(HttpResponse<Flow.Publisher<List<ByteBuffer>>> response) {
+        resumption.repeat();
+        reading = new Events(response);
+        return reading;
     }
 
     private void give(Event event) {
@@ -145,18 +159,20 @@ public final class EventPublisher implements Flow.Publisher<Event>, AutoCloseabl
     }
 
     private final class Events extends Reading {
-        private final Call<EventPublisher> opened;
         private final SseParser parser = new SseParser();
         private boolean isOver;
 
-        Events(Call<EventPublisher> call, HttpResponse<Flow.Publisher<List<ByteBuffer>>> response) {
-            super(call, response);
-            opened = call;
+        Events(HttpResponse<Flow.Publisher<List<ByteBuffer>>> response) {
+            super(EventPublisher.this.call, response);
         }
 
         @Override
         void subscribed() {
-            opened.result.complete(EventPublisher.this);
+            synchronized (EventPublisher.this) {
+                isReading = false;
+            }
+            EventPublisher.this.call.result.complete(EventPublisher.this);
+            drain();
         }
 
         @Override
@@ -166,7 +182,7 @@ public final class EventPublisher implements Flow.Publisher<Event>, AutoCloseabl
                     parser.feed(piece).forEach(this::event);
                 }
             } catch (SwitchyardException error) {
-                call.abort(error);
+                fail(error);
                 return;
             }
             synchronized (EventPublisher.this) {
@@ -186,15 +202,32 @@ public final class EventPublisher implements Flow.Publisher<Event>, AutoCloseabl
                 throw new ApiException(response.statusCode(), raw.data(), Call.headersOf(response));
             }
             isOver |= LAST.contains(raw.name().isEmpty() ? Json.text(document, "type") : raw.name());
+            var event = new Event(raw.name(), document);
             synchronized (EventPublisher.this) {
-                ready.add(new Event(raw.name(), document));
+                (resumption == null ? Optional.of(event) : resumption.fresh(event)).ifPresent(ready::add);
             }
         }
 
         @Override
-        void ended(SwitchyardException error) {
-            call.finish();
-            finish(error == null && !isOver ? broken("ended before its last event", null) : error);
+        void ended() {
+            if (isOver) {
+                call.finish();
+                finish(null);
+            } else {
+                broke(broken("ended before its last event", null));
+            }
+        }
+
+        @Override
+        void broke(SwitchyardException error) {
+            synchronized (EventPublisher.this) {
+                isReading = true;
+            }
+            boolean canRepeat = error instanceof BrokenOffException && resumption != null && resumption.canRepeat();
+            if (!canRepeat || !EventPublisher.this.call.repeat(this, (call, next) -> repeat(next))) {
+                call.finish();
+                finish(error);
+            }
         }
 
         @Override

@@ -49,10 +49,15 @@ abstract class Reading implements Flow.Subscriber<List<ByteBuffer>> {
     /** Takes a piece; calls {@link #more} for the next one. */
     abstract void take(List<ByteBuffer> pieces);
 
-    /** The body is complete, or ended with an error. It is called once, or not if the reading was stopped. */
-    abstract void ended(SwitchyardException error);
+    /** The body is complete. It is called once, or not if the reading was stopped or broke off. */
+    abstract void ended();
 
-    /** The call ended before its body; the connection is being closed. */
+    /** The body is incomplete, or not what it should be. */
+    void broke(SwitchyardException error) {
+        call.abort(error);
+    }
+
+    /** The call ended, maybe before its body; the connection is being closed. */
     void stopped(Throwable error) {}
 
     final void more() {
@@ -68,19 +73,31 @@ abstract class Reading implements Flow.Subscriber<List<ByteBuffer>> {
     }
 
     final void stop(Throwable error) {
+        if (leave()) {
+            stopped(error);
+        }
+    }
+
+    /** Closes the connection. Returns false if the body has ended. */
+    private boolean leave() {
         Flow.Subscription from;
         synchronized (this) {
-            if (isStopped) {
-                return;
+            if (!end()) {
+                return false;
             }
-            isStopped = true;
-            silence.cancel(false);
             from = upstream;
         }
         if (from != null) {
             from.cancel();
         }
-        stopped(error);
+        return true;
+    }
+
+    /** Gives up an answer that is not what it should be. */
+    final void fail(SwitchyardException error) {
+        if (leave()) {
+            broke(error);
+        }
     }
 
     @Override
@@ -112,32 +129,32 @@ abstract class Reading implements Flow.Subscriber<List<ByteBuffer>> {
 
     @Override
     public final void onError(Throwable error) {
-        end(broken("broke off: " + Call.told(error), error));
+        if (end()) {
+            broke(broken("broke off: " + Call.told(error), error));
+        }
     }
 
     @Override
     public final void onComplete() {
-        end(null);
+        if (end()) {
+            ended();
+        }
     }
 
     final BrokenOffException broken(String how, Throwable cause) {
         return new BrokenOffException("the answer of " + response.uri() + " " + how, cause);
     }
 
-    private void end(SwitchyardException error) {
-        synchronized (this) {
-            silence.cancel(false);
-            if (isStopped) {
-                return;
-            }
-            isStopped = true;
-        }
-        ended(error);
+    private synchronized boolean end() {
+        silence.cancel(false);
+        boolean isFirst = !isStopped;
+        isStopped = true;
+        return isFirst;
     }
 
     private void silent() {
         var time = AsyncSwitchyard.seconds(call.client.options.silence);
-        call.abort(broken("broke off: no byte for " + time + " s", null));
+        fail(broken("broke off: no byte for " + time + " s", null));
     }
 
     /** A whole answer, which is a JSON object. */
@@ -157,18 +174,21 @@ abstract class Reading implements Flow.Subscriber<List<ByteBuffer>> {
         }
 
         @Override
-        void ended(SwitchyardException error) {
-            if (error != null) {
+        void broke(SwitchyardException error) {
+            if (!answered.repeat(this, Whole::new)) {
                 call.abort(error);
-                return;
             }
+        }
+
+        @Override
+        void ended() {
             try {
                 var headers = Call.headersOf(response);
                 var answer = new Answer(object(body.toByteArray()), headers, call.attempts());
                 call.finish();
                 answered.result.complete(answer);
             } catch (BrokenOffException problem) {
-                call.abort(problem);
+                broke(problem);
             }
         }
     }
@@ -192,14 +212,19 @@ abstract class Reading implements Flow.Subscriber<List<ByteBuffer>> {
             pieces.forEach(piece -> write(piece, body));
             if (body.size() > MAX_BYTES) {
                 stop(null);
-                ended(null);
+                ended();
             } else {
                 more();
             }
         }
 
         @Override
-        void ended(SwitchyardException error) {
+        void broke(SwitchyardException error) {
+            ended();
+        }
+
+        @Override
+        void ended() {
             then.accept(new ApiException(response.statusCode(), body.toByteArray(), Call.headersOf(response)));
         }
     }

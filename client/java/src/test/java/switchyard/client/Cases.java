@@ -131,6 +131,9 @@ public final class Cases {
         if (Json.at(call, "deadline_s") != null) {
             options = options.deadline(seconds(Json.at(call, "deadline_s")));
         }
+        if (Boolean.TRUE.equals(Json.at(call, "resumes"))) {
+            options = options.resuming();
+        }
         if (Json.at(call, "headers") instanceof Map<?, ?> headers) {
             for (var header : headers.entrySet()) {
                 options = options.header((String) header.getKey(), (String) header.getValue());

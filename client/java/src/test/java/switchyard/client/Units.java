@@ -24,6 +24,7 @@ final class Units {
                 "json_refused", Units::jsonRefused,
                 "json_round_trip", Units::jsonRoundTrip,
                 "events", Units::events,
+                "resumption", Units::resumption,
                 "failover", Units::failover,
                 "callbacks", Units::callbacks,
                 "bodies", Units::bodies);
@@ -35,6 +36,38 @@ final class Units {
             }
         });
         return found;
+    }
+
+    /** Streams that break somewhere, and repeats that divide the same text otherwise: how many give another text. */
+    private static Object resumption() {
+        var random = new Random(1);
+        int differ = 0;
+        for (int round = 0; round < 300; round++) {
+            var text = "t".repeat(random.nextInt(5)) + "é🚂 two three".repeat(random.nextInt(3));
+            var seen = new Resumption();
+            var shown = new StringBuilder();
+            var first = divided(text, random);
+            for (var event : first.subList(0, random.nextInt(first.size() + 1))) {
+                seen.fresh(event).ifPresent(fresh -> shown.append(fresh.text()));
+            }
+            seen.repeat();
+            for (var event : divided(text, random)) {
+                seen.fresh(event).ifPresent(fresh -> shown.append(fresh.text()));
+            }
+            differ += shown.toString().equals(text) && seen.canRepeat() ? 0 : 1;
+        }
+        return differ;
+    }
+
+    private static List<Event> divided(String text, Random random) {
+        var events = new ArrayList<Event>();
+        for (int at = 0; at < text.length();) {
+            int end = text.offsetByCodePoints(at, random.nextInt(text.codePointCount(at, text.length()) + 1));
+            var delta = Map.<String, Object>of("role", "assistant", "content", text.substring(at, end));
+            events.add(new Event("", Map.of("choices", List.of(Map.of("index", 0L, "delta", delta)))));
+            at = end;
+        }
+        return events;
     }
 
     private static Object jsonValues() {
