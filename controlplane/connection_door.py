@@ -26,6 +26,8 @@ HANDSHAKES_LEAST = 100
 HANDSHAKES_WITHIN_S, PACE_OVER_S = 2.5, 5.0
 """So many handshakes run at the same time as end within `HANDSHAKES_WITHIN_S`, at the pace of the last `PACE_OVER_S`.
 More of them would all end late, on a slow host too late, and begin again."""
+ACCEPTED_TOGETHER = 32
+"""Connections that are accepted in one step of the event loop."""
 PAUSE_S = 1.0
 """After `accept` failed, for example because the process has no free file."""
 
@@ -87,7 +89,7 @@ class ConnectionDoor:
         """Connections that wait for a handshake, with their network and the end of their wait, oldest first."""
         self._ended_s: deque[float] = deque()
         """When the handshakes of the last `PACE_OVER_S` ended."""
-        self._accepting: asyncio.Task[None] | None = None
+        self._resuming: asyncio.TimerHandle | None = None
         self.open = Counter[str]()
         self.pending_hellos: Callable[[], int] = lambda: 0
         """How many connections have had their handshake and are not served yet. They count as handshakes do: else the
@@ -97,12 +99,11 @@ class ConnectionDoor:
         """Listen from now on, until `close`."""
         self._bound.setblocking(False)  # else waiting for a connection holds the whole event loop
         self._bound.listen(backlog)
-        self._accepting = asyncio.get_running_loop().create_task(self._accept())
+        self._resume()
 
     def close(self) -> None:
         """Accept none any more; those that are open continue."""
-        if self._accepting is not None:
-            self._accepting.cancel()
+        self._pause()
         for connection in list(self._waiting):
             self._stop_waiting(connection)
         for handshake in self._all_handshakes():
@@ -110,8 +111,7 @@ class ConnectionDoor:
         self._bound.close()
 
     async def wait_closed(self) -> None:
-        if self._accepting is not None:
-            await asyncio.gather(self._accepting, *self._all_handshakes(), return_exceptions=True)
+        await asyncio.gather(*self._all_handshakes(), return_exceptions=True)
 
     @property
     def is_full(self) -> bool:
@@ -127,27 +127,44 @@ class ConnectionDoor:
     def _all_handshakes(self) -> list[asyncio.Task[None]]:
         return [handshake for each in self._handshakes.values() for handshake in each]
 
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
+    def _resume(self) -> None:
+        self._resuming = None
+        asyncio.get_running_loop().add_reader(self._bound, self._accept)
+
+    def _pause(self) -> None:
+        if self._resuming is not None:
+            self._resuming.cancel()
+        elif self._bound.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._bound)
+
+    def _accept(self) -> None:
+        for _ in range(ACCEPTED_TOGETHER):
             try:
-                connection, address = await loop.sock_accept(self._bound)
+                connection, address = self._bound.accept()
+            except (BlockingIOError, ConnectionAbortedError):  # the client may have left already
+                return
             except OSError as error:
                 log.error("no connection can be accepted: %s", error)
-                await asyncio.sleep(PAUSE_S)
-                continue
-            network = client_network(str(address[0]))
-            if self.open[network] >= self._limits.per_network and not self._is_unlimited(str(address[0])):
-                connection.close()
-            elif not self.is_full or self._made_room(network):
-                self.open[network] += 1
-                self._begin_handshake(connection, network)
-            elif len(self._waiting) < self._limits.waiting:
-                self.open[network] += 1
-                ends = loop.call_later(WAITS_FOR_S, self._stop_waiting, connection)
-                self._waiting[connection] = (network, ends)
-            else:
-                connection.close()
+                self._pause()
+                self._resuming = asyncio.get_running_loop().call_later(PAUSE_S, self._resume)
+                return
+            connection.setblocking(False)
+            self._let_in(connection, str(address[0]))
+
+    def _let_in(self, connection: socket.socket, address: str) -> None:
+        """Begins the handshake, has the connection wait, or closes it."""
+        network = client_network(address)
+        if self.open[network] >= self._limits.per_network and not self._is_unlimited(address):
+            connection.close()
+        elif not self.is_full or self._made_room(network):
+            self.open[network] += 1
+            self._begin_handshake(connection, network)
+        elif len(self._waiting) < self._limits.waiting:
+            self.open[network] += 1
+            ends = asyncio.get_running_loop().call_later(WAITS_FOR_S, self._stop_waiting, connection)
+            self._waiting[connection] = (network, ends)
+        else:
+            connection.close()
 
     def admit_waiting(self) -> None:
         """Call it when a place among the handshakes may be free."""

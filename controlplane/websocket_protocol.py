@@ -27,6 +27,8 @@ _SHORT_MOST = 125
 """Bytes of a message whose length is in the second byte of its frame; also the most of a ping."""
 _HEAD_BYTES = 6
 """Of a client's short frame: two, and four of its mask."""
+SHORT_FRAMES_MOST = 8
+"""Of one read that are handled without the parser."""
 _END = b"Connection: close\r\nContent-Length: 0\r\n\r\n"
 ANSWERS = {
     CredentialVerdict.REFUSED: b"HTTP/1.1 403 Forbidden\r\n" + _END,
@@ -66,24 +68,37 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 self.transport.write(answer)
                 self.transport.close()
                 return
-        if self._missing == 0 and self._handles_short_frame(data):
+        if self._missing == 0 and not (data := self._after_short_frames(data)):
             return
         if self.handshake_initiated:
             self._missing = None if self._missing is None else missing_bytes(data, self._missing)
         super().data_received(data)
 
-    def _handles_short_frame(self, data: bytes) -> bool:
-        """Handles the expected message or a ping if it is the only frame in `data`."""
-        size = len(data) - _HEAD_BYTES
-        if not 0 <= size <= _SHORT_MOST or data[1] != _MASKED | size or self.frames or self.conn.state is not OPEN:
-            return False
-        if data[0] == _TEXT:
-            return size == len(self._expected) and apply_mask(data[6:], data[2:6]) == self._expected and self._take()
-        if data[0] == _PING:
-            if self.writable.is_set():  # else the client reads no answers, and each would take memory
-                self.transport.write(bytes((_PONG, size)) + apply_mask(data[6:], data[2:6]))
-            return True
-        return False
+    def _after_short_frames(self, data: bytes) -> bytes:
+        """Handles the expected messages and pings at the beginning of `data`, and returns the rest. A client that was
+        not read for a while has sent several. Further ones than `SHORT_FRAMES_MOST` count towards its limits."""
+        if self.frames or self.conn.state is not OPEN:
+            return data
+        at, is_taken = 0, False
+        for _ in range(SHORT_FRAMES_MOST):
+            if at + _HEAD_BYTES > len(data):
+                break
+            size = data[at + 1] ^ _MASKED  # above 125 if the length is elsewhere or there is no mask
+            start, end = at + _HEAD_BYTES, at + _HEAD_BYTES + size
+            if size > _SHORT_MOST or end > len(data):
+                break
+            if data[at] == _TEXT:
+                if size != len(self._expected) or apply_mask(data[start:end], data[at + 2 : start]) != self._expected:
+                    break
+                if not (is_taken or self._take()):
+                    break
+                is_taken = True
+            elif data[at] != _PING:
+                break
+            elif self.writable.is_set():  # else the client reads no answers, and each would take memory
+                self.transport.write(bytes((_PONG, size)) + apply_mask(data[start:end], data[at + 2 : start]))
+            at = end
+        return data[at:] if at else data
 
     def send_receive_event_to_app(self) -> None:
         """Handle a whole message. Invalid text closes the connection, as the standard says; uvicorn would log it as an

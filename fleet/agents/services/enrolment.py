@@ -10,7 +10,7 @@ import ipaddress
 import logging
 import re
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -79,6 +79,13 @@ SELECT shown.prefix FROM unnest(%s::text[]) AS shown (prefix)
 LEFT JOIN fleet_agentcredential AS known ON known.prefix = shown.prefix AND known.revoked_at IS NULL
 WHERE known.id IS NULL
 """
+_SHOWN = """
+SELECT shown.prefix, shown.digest, shown.kind, shown.subject, shown.region, shown.bound_at IS NOT NULL, EXISTS (
+    SELECT FROM fleet_agentcredential AS older WHERE older.kind = shown.kind AND older.subject = shown.subject
+    AND older.id < shown.id AND older.revoked_at IS NULL
+)
+FROM fleet_agentcredential AS shown WHERE shown.prefix = ANY(%s) AND shown.revoked_at IS NULL
+"""
 _REPLACED = """
 UPDATE fleet_agentcredential AS older SET revoked_at = %s FROM fleet_agentcredential AS shown
 WHERE shown.prefix = ANY(%s) AND older.kind = shown.kind AND older.subject = shown.subject
@@ -105,13 +112,15 @@ class CertificateNotShown(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AgentIdentity:
-    """The agent of a connection. `is_bound`: its credential is valid only with a certificate."""
+    """The agent of a connection. `is_bound`: its credential is valid only with a certificate.
+    `is_successor`: an earlier credential of the agent is still valid."""
 
     kind: AgentKind
     id: str
     region: str
     prefix: str
     is_bound: bool = False
+    is_successor: bool = False
 
 
 def certificate_is_of(certificate: Any, identity: AgentIdentity) -> bool:
@@ -219,9 +228,10 @@ def join_tokens_trim(*, now: datetime) -> int:
 def agents_identify(credentials: Sequence[str]) -> list[AgentIdentity | None]:
     """Returns the agent of each credential; None if unknown or revoked. One query."""
     prefixes = {secret_prefix(credential) or "" for credential in credentials}
-    rows = AgentCredential.objects.filter(prefix__in=prefixes, revoked_at__isnull=True)
-    known = {row.prefix: row for row in rows}
-    return [_agent_identity(credential, known.get(secret_prefix(credential) or "")) for credential in credentials]
+    with connection.cursor() as cursor:
+        cursor.execute(_SHOWN, [list(prefixes)])
+        known = {prefix: row for prefix, *row in cursor.fetchall()}
+    return [_agent_identity(credential, known) for credential in credentials]
 
 
 def credentials_replaced(prefixes: list[str], *, now: datetime) -> int:
@@ -296,10 +306,14 @@ def _renew_credential(row: AgentCredential, now: datetime) -> str | None:
     )[1]
 
 
-def _agent_identity(credential: str, row: AgentCredential | None) -> AgentIdentity | None:
-    if row is None or not secret_matches(credential, row.digest):
+def _agent_identity(credential: str, known: Mapping[str, list[Any]]) -> AgentIdentity | None:
+    prefix = secret_prefix(credential) or ""
+    if prefix not in known:
         return None
-    return AgentIdentity(AgentKind(row.kind), row.subject, row.region, row.prefix, is_bound=row.bound_at is not None)
+    digest, kind, subject, region, is_bound, is_successor = known[prefix]
+    if not secret_matches(credential, digest):
+        return None
+    return AgentIdentity(AgentKind(kind), subject, region, prefix, is_bound=is_bound, is_successor=is_successor)
 
 
 def credential_prefixes(newest: int) -> tuple[int, list[str]]:
