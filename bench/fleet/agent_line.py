@@ -9,6 +9,7 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -29,6 +30,7 @@ IP_BIND_ADDRESS_NO_PORT = 24
 """Linux chooses the port when it connects, so that agents with different addresses can have the same one."""
 PING = Frame(Opcode.PING, b"ping").serialize(mask=True)
 PONG = Frame(Opcode.PONG, b"ping").serialize(mask=False)
+CREDENTIAL = b"(credential)"
 HEAD_END = b"\r\n\r\n"
 
 
@@ -257,8 +259,14 @@ class Line:
 
 def upgrade_request(server: str, credential: str) -> bytes:
     """The head that asks for the agents' WebSocket, as the library of the agents writes it."""
+    return _upgrade_head(server).replace(CREDENTIAL, credential.encode())
+
+
+@lru_cache
+def _upgrade_head(server: str) -> bytes:
+    """Without the credential, with one key for all connections."""
     request = ClientProtocol(parse_uri(f"ws{server.removeprefix('http')}/agents/ws")).connect()
-    request.headers["Authorization"] = f"Bearer {credential}"
+    request.headers["Authorization"] = f"Bearer {CREDENTIAL.decode()}"
     return request.serialize()
 
 

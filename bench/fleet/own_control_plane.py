@@ -21,7 +21,9 @@ from bench.fleet.simulated_agents import AgentGroup, Member
 from controlplane.embedded import control_plane
 from controlplane.embedded.configuration import read_configuration
 from controlplane.embedded.supervisor import Service
+from controlplane.processes import BY_NAME
 from engine_agent.node.identity import key_pem, request_make
+from kernel.process_role import ProcessRole
 from lab.embedded_servers import EmbeddedServers
 
 UP_WITHIN_S = 120.0
@@ -203,13 +205,15 @@ class ControlPlane:
     def _run(self, name: str, service: Service) -> None:
         program = service.program
         with self._log.open("ab") as log:
-            self.processes[name] = subprocess.Popen(
+            process = self.processes[name] = subprocess.Popen(
                 program.arguments,
                 env=dict(program.environment),
                 cwd=program.folder,
                 stdout=log,
                 stderr=log,
             )
+        # As a fleet runs them, but relative to web, whose own priority only root may raise.
+        os.setpriority(os.PRIO_PROCESS, process.pid, program.nice - BY_NAME[ProcessRole.WEB].nice)
 
 
 def start_agents(group: AgentGroup) -> subprocess.Popen[bytes]:

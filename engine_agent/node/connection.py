@@ -79,8 +79,9 @@ class ConnectionSettings:
     open_timeout_s: float = 10.0
     send_timeout_s: float = 10.0
     close_timeout_s: float = 1.0
-    ping_interval_s: float = 5.0
+    ping_interval_s: float = 10.0
     ping_timeout_s: float = 10.0
+    """Pings only detect a stopped process: the kernel notices a dead host earlier (`notice_silence`)."""
     other_server_s: float = 1.0
     """Longest pause before the next server is tried: agents of a dead server must not all connect at the same
     moment."""

@@ -46,6 +46,17 @@ def test_a_node_in_doubt_or_on_its_way_is_watched(changes: dict[str, Any]) -> No
     assert rest_s(calm(**changes), NOW) == 0.0
 
 
+SILENT = {"report": {"connected": False, "listener": "long gone"}}
+
+
+def test_while_no_web_process_keeps_up_silence_needs_no_pass_each_second() -> None:
+    """Its limits begin when one does, and are longer than a rest."""
+    assert rest_s(replace(calm(**SILENT), listening_since=None), NOW) == REST_S < SETTINGS.suspect_after_s
+    for changes in ({"state": NodeState.SUSPECT}, {"report": {"unhealthy_since": ago(1)}}):
+        assert rest_s(replace(calm(**{**SILENT, **changes}), listening_since=None), NOW) == 0.0
+    assert rest_s(replace(calm(cell_state=CellState.STARTING), listening_since=None), NOW) == 0.0
+
+
 @pytest.mark.parametrize("state", [state for state in CellState if state is not CellState.READY])
 def test_a_cell_on_its_way_is_watched(state: CellState) -> None:
     assert rest_s(calm(cell_state=state), NOW) == 0.0
@@ -54,7 +65,6 @@ def test_a_cell_on_its_way_is_watched(state: CellState) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"listening_since": None},
         {"listeners": Listeners({"a": ListenerView(None, ago(-4))})},
         {"listeners": Listeners({"a": ListenerView(ago(3600), ago(1))})},
         {"faults": FaultsView(down={"c1": "i-1"})},
