@@ -2,10 +2,9 @@ import gc
 
 from django.apps import AppConfig
 
-
 COLLECTED_AFTER = (5_000, 10, 50)
-"""Python's default (700, 10, 10) scans all objects of a process several times while thousands of agents connect: a tenth
-of web's CPU time then. References free nearly everything without a collection."""
+"""With Python's default (700, 10, 10) web spends a tenth of its CPU time on scanning all its objects while thousands of
+agents connect. References free nearly everything without a collection."""
 
 
 class ControlplaneConfig(AppConfig):

@@ -188,6 +188,9 @@ def renewed_server_context(identity: IdentityFiles, *, client_certificate: ssl.V
         context.num_tickets = 0
         return context
 
+    stamp, first = identity.stamp(), made()
+    current = (stamp, first)
+
     def renew(connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
         nonlocal current
         stamp = identity.stamp()
@@ -200,9 +203,6 @@ def renewed_server_context(identity: IdentityFiles, *, client_certificate: ssl.V
         if current[1] is not first:
             connection.context = current[1]
 
-    stamp = identity.stamp()
-    first = made()
-    current = (stamp, first)
     first.sni_callback = renew
     return first
 

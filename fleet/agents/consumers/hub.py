@@ -361,7 +361,7 @@ class AgentHub:
                         version, message = messages[session.identity.id]
                         sending = self._send(session, version, self.causes.attach(session.identity.id, message))
                         session.sending = asyncio.create_task(sending)
-        # It reads all sessions and all versions. Under constant wake-ups the pause leaves half of the time to other work.
+        # It reads all sessions and versions. Under constant wake-ups the pause leaves half of the time to other work.
         # Agents that connect again have orders already, so while many do, it runs once a second.
         least_s = FLUSH_EVERY_S if self.hello_queue.is_crowded else 0.0
         await asyncio.sleep(max(least_s, min(monotonic() - began, FLUSH_EVERY_S)))

@@ -46,7 +46,7 @@ class TokenBucket:
 
 BATCH = 500
 CALLS_APART_S = 0.1
-"""Least time from one call to the next: each call has a cost of its own, so agents that connect together share it."""
+"""Least time from one call to the next, so that agents that connect together share the cost of a call."""
 
 A = TypeVar("A")
 R = TypeVar("R")

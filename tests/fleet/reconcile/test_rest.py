@@ -46,7 +46,7 @@ def test_a_node_in_doubt_or_on_its_way_is_watched(changes: dict[str, Any]) -> No
     assert rest_s(calm(**changes), NOW) == 0.0
 
 
-SILENT = {"report": {"connected": False, "listener": "long gone"}}
+SILENT: dict[str, Any] = {"report": {"connected": False, "listener": "long gone"}}
 
 
 def test_while_no_web_process_keeps_up_silence_needs_no_pass_each_second() -> None:
