@@ -92,6 +92,8 @@ def seed_calm(nodes: int, cells: int, *, with_past: bool = True) -> None:
 def seed(nodes: int, cells: int, *, with_past: bool = True) -> tuple[list[Member], Authorities]:
     """Seed a calm fleet of nodes that have enrolled: each has a credential and a certificate, so its first connection
     is one of many."""
+    from django.db import connection
+
     from fleet.agents.services.authority import authority_ensure
     from fleet.cells.models import CellMember
     from fleet.nodes.models import AgentCredential, Node
@@ -116,6 +118,8 @@ def seed(nodes: int, cells: int, *, with_past: bool = True) -> tuple[list[Member
     key = ec.generate_private_key(ec.SECP256R1())
     chains = _certificates([node.id for node in nodes_known], request_make(key))
     trust = authority_ensure(clock.now())
+    with connection.cursor() as cursor:
+        cursor.execute("VACUUM ANALYZE")  # as the autovacuum of a fleet would have; these servers run none
     authorities = Authorities(key_pem(key).decode(), trust.bundle, trust.revoked)
     members = [
         _member(node, own.text, chain, places.get(node.id))

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 import uuid
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -324,8 +325,9 @@ class AgentHub:
         await self.in_database(
             Lane.REPORTS, lambda: listener_renew(listener=self.listener, keeps_up=keeps_up, now=clock.now())
         )
+        connected = Counter(session.identity.kind for session in self.sessions.values())
         for kind in self.handlers:
-            AGENTS_CONNECTED.labels(kind.value).set(sum(s.identity.kind is kind for s in self.sessions.values()))
+            AGENTS_CONNECTED.labels(kind.value).set(connected[kind])
         await asyncio.sleep(_seconds_to_tick())
 
     async def _flush_loop(self) -> None:
@@ -352,11 +354,14 @@ class AgentHub:
             pass
         self._wake_up.clear()
         began = monotonic()
-        for kind, handler in self.handlers.items():
-            idle = [s for s in self.sessions.values() if s.identity.kind is kind and s.sending is None]
-            if idle:
-                messages = await self.in_database(Lane.ORDERS, handler.desired_messages, idle)
-                for session in idle:
+        idle: defaultdict[AgentKind, list[AgentSession]] = defaultdict(list)
+        for session in self.sessions.values():
+            if session.sending is None:
+                idle[session.identity.kind].append(session)
+        for kind, sessions in idle.items():
+            messages = await self.in_database(Lane.ORDERS, self.handlers[kind].desired_messages, sessions)
+            if messages:
+                for session in sessions:
                     if session.identity.id in messages:
                         version, message = messages[session.identity.id]
                         sending = self._send(session, version, self.causes.attach(session.identity.id, message))

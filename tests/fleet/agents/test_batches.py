@@ -41,6 +41,17 @@ async def test_who_asks_during_a_call_shares_the_next_one() -> None:
     assert [len(each) for each in calls.made] == [1, BATCH, 3]
 
 
+async def test_questions_soon_after_a_call_share_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.agents.consumers.limits.CALLS_APART_S", 1.0)
+    monkeypatch.setattr("fleet.agents.consumers.limits.monotonic", lambda: 0.0)
+    calls = Calls()
+    calls.may_answer.set()
+    batches = Batches(calls)
+    assert await batches.ask(1) == 2
+    assert await asyncio.gather(*await asked(batches, [2]), *await asked(batches, [3])) == [4, 6]
+    assert calls.made == [[1], [2, 3]]
+
+
 async def test_an_error_is_that_of_its_question_or_of_the_whole_call() -> None:
     calls = Calls()
     calls.may_answer.set()

@@ -199,6 +199,7 @@ def test_a_credential_that_was_shown_with_a_certificate_gets_another_only_with_o
     [newest] = agents_identify([renewed.credential])
     assert newest is not None
     assert newest.is_bound
+    assert newest.is_successor
 
 
 def _someone_waits_for_a_lock() -> bool:

@@ -11,9 +11,11 @@ from engine_agent.protocol.messages import Cause, Desired
 from fleet.agents.consumers.limits import (
     AT_ONCE,
     BEHIND_MOST_S,
+    CROWD,
     LATE_BY,
     LATEST_S,
     OF_EACH,
+    PACE_OVER_S,
     SETTLES_WITHIN_S,
     SUPPOSED_PER_S,
     UNKNOWN_BURST,
@@ -136,6 +138,21 @@ def test_an_end_makes_room_once() -> None:
     first.end()
     assert isinstance(hello_queue.begin("x"), HelloSlot)
     assert isinstance(hello_queue.begin("y"), RetryLater)
+
+
+def test_many_hellos_within_seconds_are_a_crowd() -> None:
+    now = [0.0]
+    hello_queue = HelloQueue(now=lambda: now[0])
+    slots = [hello_queue.begin(str(number)) for number in range(CROWD)]
+    assert not hello_queue.is_crowded
+    slots.append(hello_queue.begin("x"))
+    assert hello_queue.is_crowded
+    for slot in slots:
+        assert isinstance(slot, HelloSlot)
+        slot.end()
+    assert hello_queue.is_crowded
+    now[0] = PACE_OVER_S
+    assert not hello_queue.is_crowded
 
 
 def test_there_is_a_line_until_the_last_who_was_sent_away_must_have_come_again() -> None:
