@@ -201,10 +201,11 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--drain", type=int, default=0, metavar="STREAMS", help="drain a cell with so many instead")
     parser.add_argument("--rollout", action="store_true", help="roll out on a running fleet instead, before and after")
     parser.add_argument("--rate", type=float, default=20.0, help="streams a second during a rollout")
+    parser.add_argument("--rounds", type=int, default=3, help="of the rollouts")
     parser.add_argument("--without", action="store_true", help="without continuation")
     options = parser.parse_args()
     if options.rollout:
-        rollouts(options.rate, options.tokens or ROLLOUT_TOKENS)
+        rollouts(options.rate, options.tokens or ROLLOUT_TOKENS, options.rounds)
         return
     folder: Path = RESULTS / "runs" / "continuation"
     of_sim = options.engine == "sim"

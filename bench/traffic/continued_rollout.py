@@ -17,27 +17,34 @@ DEPLOYMENT, CELLS, PLACES = "sim-70b", 4, 256
 STEP_MS = 200
 """Between two tokens: a stream of 100 takes 20 s."""
 POLICY = {"min_healthy_s": 5, "canary_bake_s": 0, "bake_s": 0}
-VERSIONS = ("long-1", "long-2")
+FIRST, ALIKE, OTHER = "long-1", "long-2", "long-other"
+VERSIONS: dict[str, dict[str, Any]] = {FIRST: {}, ALIKE: {}, OTHER: {"context_length": 4000}}
+"""`OTHER` has another context, so that its answers could be others, and it continues no stream of the first two."""
+CASES = (("without", ALIKE), ("answers alike", FIRST), ("other answers", OTHER))
+"""What is measured, one after the other, and the version that it rolls out to."""
 LIMIT_S = 900.0
 
 
-def rollouts(rate: float, tokens: int) -> None:
-    """Rolls out twice, without continuation and with it. The deployment gets its region and policy back."""
+def rollouts(rate: float, tokens: int, rounds: int) -> None:
+    """Rolls out without continuation, with it to a version that answers alike, and to one that does not. The deployment
+    gets its region, version and policy back."""
     fleet = Fleet()
     before = fleet.wanted(DEPLOYMENT)
     region, *others = sorted(before)
     first = fleet.get(f"deployments/{DEPLOYMENT}")["model_version"]
-    for version in VERSIONS:
-        _register(fleet, version)
+    for version, fields in VERSIONS.items():
+        _register(fleet, version, fields)
     try:
         for other in others:
             fleet.scale(DEPLOYMENT, other, 0)
         fleet.scale(DEPLOYMENT, region, CELLS)
         _whole(fleet)
-        _roll_out(fleet, f"{DEPLOYMENT}@{VERSIONS[0]}")
-        for continues, version in ((False, VERSIONS[1]), (True, VERSIONS[0])):
-            _set_continuation(fleet, continues)
-            note("continued_rollout", _measure(fleet, region, version, rate, tokens, continues=continues))
+        for number in range(1, rounds + 1):
+            _roll_out(fleet, f"{DEPLOYMENT}@{FIRST}")
+            for case, version in CASES:
+                _set_continuation(fleet, case != "without")
+                row = _measure(fleet, region, version, rate, tokens)
+                note("continued_rollout", {"case": case, "round": number, **row})
     finally:
         _set_continuation(fleet, True)
         _roll_out(fleet, first)
@@ -45,13 +52,13 @@ def rollouts(rate: float, tokens: int) -> None:
             fleet.scale(DEPLOYMENT, place, cells)
 
 
-def _register(fleet: Fleet, version: str) -> None:
+def _register(fleet: Fleet, version: str, fields: dict[str, Any]) -> None:
     name = f"{DEPLOYMENT}@{version}"
     if any(row["id"] == name for row in fleet.rows("model-versions", model=DEPLOYMENT)):
         return
     options = fleet.get(f"model-versions/{DEPLOYMENT}@1")["engine_options"]
     slow = {**options, "decode_step_ms": STEP_MS, "decode_step_per_seq_ms": 0}
-    changed = {"engine_options": slow, "max_concurrency": PLACES}
+    changed = {"engine_options": slow, "max_concurrency": PLACES, **fields}
     fleet.post("model-versions", model=DEPLOYMENT, version=version, based_on=f"{DEPLOYMENT}@1", **changed)
     fleet.post(f"model-versions/{name}/validate")
     wait_for(lambda: fleet.get(f"model-versions/{name}")["state"] == "validated", LIMIT_S, f"{name} is validated")
@@ -76,7 +83,7 @@ def _roll_out(fleet: Fleet, version: str) -> str:
     return str(fleet.get(f"rollouts/{name}")["state"])
 
 
-def _measure(fleet: Fleet, region: str, version: str, rate: float, tokens: int, *, continues: bool) -> dict[str, Any]:
+def _measure(fleet: Fleet, region: str, version: str, rate: float, tokens: int) -> dict[str, Any]:
     url = next(row["ingress_url"] for row in fleet.rows("regions") if row["name"] == region)
     port, mark = int(urlsplit(url).port or 80), fleet.last_event()
     reader = StreamReader("chat", tokens, model=DEPLOYMENT)
@@ -89,7 +96,6 @@ def _measure(fleet: Fleet, region: str, version: str, rate: float, tokens: int, 
     events = fleet.events(mark, deployment=DEPLOYMENT)
     drains = spans(events, "cell.draining", "cell.stopped")
     return {
-        "continuation": continues,
         "rollout": state,
         "took_s": round(took_s, 1),
         "drains_s": [round(each, 1) for each in drains],

@@ -1,8 +1,8 @@
--- Picks a cell for a stream that continues: one of its version that is up, that has its adapter, and that it did not
+-- Picks a cell for a stream that continues: one that answers alike, is up, has its adapter, and that it did not
 -- leave. The cell that was picked for its prompt's cache stays, if it is one of them; otherwise the one with the fewest
 -- requests.
 --
--- In: txn.pool; txn.continuers, `/` and a server for each cell of the version; txn.holders, the same for each that has
+-- In: txn.pool; txn.continuers, `/` and a server for each cell that answers alike; txn.holders, the same for each that has
 -- the adapter, if not all do; txn.avoided, servers separated by commas; txn.cell_server, if one was picked.
 -- Out: txn.cell_server, or nothing if no cell can continue the stream.
 

@@ -28,7 +28,8 @@ counted anything, because the proxies of the previous cells did not say that the
 AVOIDED_HEADER: Final = b"x-switchyard-avoided"
 """On a repeated request: servers that it may not go to, separated by commas."""
 VERSION_HEADER: Final = b"x-switchyard-version"
-"""On an answer, for the relay: the version of the cell. On a repeated request: the version that may continue it."""
+"""On an answer, for the relay: the `CellEndpoint.version` of its cell. On a repeated request: that of the cells that
+may continue it."""
 SERVER_HEADER: Final = b"x-switchyard-from"
 """On an answer, for the relay: the server that sent it."""
 CONTINUATION_MEMBER: Final = "switchyard_continuation"

@@ -152,8 +152,8 @@ class IngressReport(Struct, frozen=True, tag="ingress_report"):
 
 class CellEndpoint(Struct, frozen=True):
     """One cell as an ingress sees it. `drain`: finish running requests, send no new ones. `node`: its leader, whose
-    certificate the cell must show; empty in tables of the previous release. `version`: a stream continues at cells of
-    its own version."""
+    certificate the cell must show; empty in tables of the previous release. `version`: a stream continues at cells
+    with an equal one, which answer alike."""
 
     cell: str
     generation: int

@@ -105,7 +105,7 @@ LIMITS: Final = (
     Limit("not_streaming", "answers that are not streamed", "nothing reached the client, so the request is repeated"),
     Limit("kept_bytes", "bodies or events above 1 MiB, some 40,000 tokens", "memory of the relay is bounded"),
     Limit("attempts", "a stream that lost over 3 cells, or left over 16", "its own request may be what ends them"),
-    Limit("no_cell", "no cell of the same version within 30 s", "another version would give another answer"),
+    Limit("no_cell", "no cell within 30 s whose version answers alike", "another version would give another answer"),
     Limit("engine_refused", "status 409 of the next engine", "its prompt has other ids: another template or date"),
     Limit("diverged", "a repeat with other events or tokens", "the client would get a mixture of two answers"),
     Limit(

@@ -57,7 +57,7 @@ def first_request(head: RequestHead, body: bytes, *, marked: bool) -> bytes:
 
 
 def repeated_request(head: RequestHead, body: bytes, repeat: Repeat) -> bytes:
-    """The request with a further member, and headers that lead it to another cell of the same version."""
+    """The request with a further member, and headers that lead it to another cell that answers alike."""
     member = {"prompt": repeat.prompt.decode("latin-1"), "groups": repeat.groups}
     body = with_members(body, b'"%b":%b' % (CONTINUATION_MEMBER.encode(), msgspec.json.encode(member)))
     named = dict(head.headers)

@@ -29,9 +29,9 @@ from fleet.reconcile.planning.states import CellState, IncidentState
 from fleet.regions.models import Region
 from fleet.releases.planner import AgentView, Standing
 from kernel.row_cache import FullLooks, RowCache, RowCaches, WrittenTables
-from models_registry.versions.models import ModelVersion
+from models_registry.versions.models import ModelVersion, VersionState
+from models_registry.versions.planning.answers import answers_name
 from models_registry.versions.planning.roles import role_concurrency
-from models_registry.versions.planning.spec import adapter_names
 from traffic.keys.planner import KeyRingVersion, shared_keys
 from traffic.keys.selectors import KEY_RING, key_ring_version, keys_for_ingresses, keys_stopped, tenants_stopped
 from traffic.region_shares.selectors.traffic import STEERING_TABLES, steerings
@@ -186,6 +186,8 @@ class ServedVersion:
     of_roles: Mapping[str, int] = field(default_factory=dict)
     of_types: Mapping[tuple[str, str], int] = field(default_factory=dict)
     """By instance type and role, for versions whose concurrency depends on the type."""
+    answers: str = ""
+    """Streams continue at cells whose version has the same name here."""
 
     def concurrency(self, instance_type: str, role: str) -> int:
         return self.of_types.get((instance_type, role), self.of_roles.get(role, self.max_concurrency))
@@ -324,19 +326,23 @@ class RoutingCache:
             port=port_base + PROXY,
             max_connections=self._served_versions_by_id[version].concurrency(kind, role),
             adapters=self._served_versions_by_id[version].adapters,
-            version=str(version),
+            version=self._served_versions_by_id[version].answers,
         )
 
 
 def _served_versions_by_id() -> dict[int, ServedVersion]:
-    rows = list(ModelVersion.objects.values_list("pk", "max_concurrency", "adapters", "roles", "by_type"))
-    differing = [pk for pk, *_, by_type in rows if by_type]
-    versions = ModelVersion.objects.in_bulk(differing) if differing else {}
-    of_types = {pk: concurrency_by_type(version) for pk, version in versions.items()}
-    return {
-        pk: ServedVersion(most, adapter_names(adapters), role_concurrency(roles), of_types.get(pk, {}))
-        for pk, most, adapters, roles, _ in rows
-    }
+    return {version.pk: _served_version(version) for version in ModelVersion.objects.all()}
+
+
+def _served_version(version: ModelVersion) -> ServedVersion:
+    is_draft = version.state == VersionState.DRAFT.value  # it may still change
+    return ServedVersion(
+        max_concurrency=version.max_concurrency,
+        adapters=version.adapter_names,
+        of_roles=role_concurrency(version.roles),
+        of_types=concurrency_by_type(version),
+        answers=("" if is_draft else answers_name(version.spec())) or str(version.pk),
+    )
 
 
 def _known_table(table: RoutingTable) -> KnownTable:

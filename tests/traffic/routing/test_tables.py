@@ -172,6 +172,24 @@ def test_a_policy_of_splits_and_prefixes_is_in_the_next_table() -> None:
     assert tables_publish(now=NOW) == []
 
 
+def test_cells_whose_versions_answer_alike_are_named_alike() -> None:
+    ingress("us-east-1", 8080, revision=0)
+    rows.deployment(nodes=1)
+    rows.cell("c1", rows.node("n-a"))
+    others = [
+        rows.version("larger", nodes=1, max_concurrency=99),
+        rows.version("longer", nodes=1, context_length=9999),
+        rows.version("draft", nodes=1, state="draft"),
+    ]
+    for number, other in enumerate(others, start=2):
+        rows.cell(f"c{number}", rows.node(f"n-{number}"), model_version=other)
+    tables_publish(now=NOW)
+    (pool,) = table_message(latest_tables()["us-east-1"]).pools
+    first, larger, longer, draft = (cell.version for cell in pool.cells)
+    assert first == larger
+    assert len({first, longer, draft}) == 3
+
+
 def test_a_table_names_the_cells_of_the_version_that_has_an_adapter_until_all_are_of_it() -> None:
     ingress("us-east-1", 8080, revision=0)
     rows.deployment(nodes=1)

@@ -27,7 +27,8 @@ ROUTED = frozenset({"ready", "draining"})
 
 @dataclass(frozen=True, slots=True)
 class RoutableCell:
-    """A cell that can be routed to. `node` is its leader's; `port` is the cell proxy's on that node."""
+    """A cell that can be routed to. `node` is its leader's; `port` is the cell proxy's on that node. `version` is equal
+    for cells that answer alike (`models_registry.versions.planning.answers`)."""
 
     id: str
     deployment: str
