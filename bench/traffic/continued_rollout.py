@@ -94,7 +94,7 @@ def _measure(fleet: Fleet, region: str, version: str, rate: float, tokens: int) 
         state = _roll_out(fleet, f"{DEPLOYMENT}@{version}")
         took_s = monotonic() - began
     events = fleet.events(mark, deployment=DEPLOYMENT)
-    drains = spans(events, "cell.draining", "cell.stopped")
+    drains = spans(events, "cell.draining", "cell.starting")
     return {
         "rollout": state,
         "took_s": round(took_s, 1),

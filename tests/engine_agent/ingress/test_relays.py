@@ -177,23 +177,22 @@ async def test_a_relay_that_dies_cuts_its_streams_and_nothing_else(ingress: Runn
         await has_relay(ingress)
 
 
-async def test_relays_survive_their_agent(ingress: RunningIngress) -> None:
+async def test_relays_survive_their_agent(ingress: RunningIngress, tmp_path: Path) -> None:
+    """The later agent is another object: the first one reaps the processes that it has started."""
     async with cells("1") as (cell,):
         await ingress.route(pool(cell, continues=True))
         await has_relay(ingress)
-        first, pid = ingress.ingress.relays, ingress.ingress.relays.processes[0].pid
+        pid = ingress.ingress.relays.processes[0].pid
         cell.release.clear()
         running = asyncio.create_task(stream(ingress))
         await eventually(lambda: cell.in_flight == 1)
         await ingress.die()
-        ingress.use(ingress.settings)
-        http = ingress.http
-        async with ingress.running():
-            await eventually(lambda: ingress.ingress.relays.processes[0].pid == pid, what="the same relay")
+        later = RunningIngress(tmp_path / "unused")
+        later.use(ingress.settings)
+        async with later.running():
+            await eventually(lambda: later.ingress.relays.processes[0].pid == pid, what="the same relay")
             cell.release.set()
             assert words_of((await running).content) == WHOLE
-        ingress.http = http
-        await first.stop()
 
 
 async def test_a_stream_continues_in_another_region_and_from_one_cell_there_to_the_next(
