@@ -32,7 +32,7 @@ from bench.traffic.stream_reader import DIALECTS, Seen, StreamReader
 TOKENS = 200
 PROMPTS = 8
 DRAIN_STEP_MS = 100.0
-ROLLOUT_TOKENS = 100
+ROLLOUT_TOKENS = 20
 
 
 @contextlib.asynccontextmanager

@@ -14,10 +14,10 @@ from bench.fleet.live_fleet import ACTIVE, Fleet, spans, wait_for
 from bench.traffic.stream_reader import Seen, StreamReader
 
 DEPLOYMENT, CELLS, PLACES = "sim-70b", 4, 256
-STEP_MS = 200
-"""Between two tokens: a stream of 100 takes 20 s."""
+STEP_MS = 1000
+"""Between two tokens: a stream of 20 takes 20 s."""
 POLICY = {"min_healthy_s": 5, "canary_bake_s": 0, "bake_s": 0}
-FIRST, ALIKE, OTHER = "long-1", "long-2", "long-other"
+FIRST, ALIKE, OTHER = "slow-1", "slow-2", "slow-other"
 VERSIONS: dict[str, dict[str, Any]] = {FIRST: {}, ALIKE: {}, OTHER: {"context_length": 4000}}
 """`OTHER` has another context, so that its answers could be others, and it continues no stream of the first two."""
 CASES = (("without", ALIKE), ("answers alike", FIRST), ("other answers", OTHER))
@@ -94,6 +94,7 @@ def _measure(fleet: Fleet, region: str, version: str, rate: float, tokens: int) 
         state = _roll_out(fleet, f"{DEPLOYMENT}@{version}")
         took_s = monotonic() - began
     events = fleet.events(mark, deployment=DEPLOYMENT)
+    begun = [each for each in seen if not each.error.startswith("status ")]
     drains = spans(events, "cell.draining", "cell.starting")
     return {
         "rollout": state,
@@ -101,10 +102,11 @@ def _measure(fleet: Fleet, region: str, version: str, rate: float, tokens: int) 
         "drains_s": [round(each, 1) for each in drains],
         "drain_p50_s": round(statistics.median(drains), 1) if drains else None,
         "streams": len(seen),
-        "cut": sum(each.is_cut for each in seen),
+        "cut": sum(each.is_cut for each in begun),
+        "refused": len(seen) - len(begun),
         "errors": sorted({each.error for each in seen if each.error}),
-        "texts_that_differ": sum(each.text != expected.text for each in seen),
-        "usages_that_differ": sum(each.usage != expected.usage for each in seen),
+        "texts_that_differ": sum(each.text != expected.text for each in begun),
+        "usages_that_differ": sum(each.usage != expected.usage for each in begun),
         "longest_pause_s": round(max(each.longest_pause_s for each in seen), 2),
     }
 
