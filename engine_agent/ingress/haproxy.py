@@ -136,6 +136,7 @@ class HaproxyProcess:
                 start_new_session=True,
             )
         self.pid = self._child.pid
+        procfs.session_nice(self.pid, procfs.FIRST_NICE)
         if not await self._wait_until_ready(START_TIMEOUT_S):
             await self.kill()
             raise StartFailed(f"HAProxy did not start: {_alerts(last_lines(log))}")

@@ -117,6 +117,7 @@ class SideProcess:
         except OSError as error:
             self.problem = f"{self._name} cannot start: {error}"
             return
+        procfs.session_nice(child.pid, procfs.FIRST_NICE)
         self._children.append(child)
         self.pid, self.problem = child.pid, ""
         log.info("%s %d starts", self._name, self.pid)

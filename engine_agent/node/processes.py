@@ -28,8 +28,6 @@ KILL_TRIES = 10
 LEFTOVER_POLL_S = 0.02
 ENGINE_NICE = 5
 """Of a serving engine, which uses every core: its watcher and proxy must still get CPU time."""
-FIRST_NICE = -5
-"""Of the session of a proxy, and of an engine until it serves: its cell is down. Only root may use negative values."""
 PRIVATE_VARIABLES = ("SWITCHYARD_JOIN_TOKEN",)
 """The agent's own secrets, which its processes must not get."""
 
@@ -119,7 +117,7 @@ class Processes:
                 start_new_session=True,
                 pass_fds=inherited,
             )
-        procfs.session_nice(child.pid, FIRST_NICE)
+        procfs.session_nice(child.pid, procfs.FIRST_NICE)  # an engine until it serves: its cell is down
         started = procfs.stat(child.pid)
         record = ProcessRecord(
             pid=child.pid,

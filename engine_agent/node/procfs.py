@@ -86,6 +86,10 @@ def kill(processes: list[ProcessStat]) -> None:
                 os.kill(process.pid, signal.SIGKILL)
 
 
+FIRST_NICE = -5
+"""Of the session of a process through which requests pass. Only root may use negative values."""
+
+
 def session_nice(pid: int, nice: int) -> None:
     """Sets the priority of the process's session, where the kernel schedules by session."""
     with contextlib.suppress(OSError):

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from engine_agent.ingress import agent
+from engine_agent.node import procfs
 from engine_agent.protocol.ingress_messages import RoutingTable
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import HOME, RunningIngress, ask, pool, read_stream
+from tests.engine_agent.node.test_processes import MAY_GO_FIRST, nice_of_session
 
 pytestmark = pytest.mark.processes
 
@@ -61,6 +63,8 @@ async def test_a_new_agent_adopts_the_running_haproxy_and_its_streams(tmp_path: 
                 await later.sees(**{cell.name: "up"})
                 assert later.revision_in_force == 1
                 assert later.haproxy.pid == earlier.haproxy.pid
+                assert earlier.haproxy.pid is not None
+                assert nice_of_session(earlier.haproxy.pid) == (procfs.FIRST_NICE if MAY_GO_FIRST else 0)
                 assert later.worker_pid == earlier.worker_pid
                 cell.release.set()
                 assert await stream == "0 1 2 "

@@ -16,7 +16,7 @@ import pytest_asyncio
 from engine_agent.engines.base import Launch
 from engine_agent.node import procfs
 from engine_agent.node.planning.node import Membership, ProcessKind
-from engine_agent.node.processes import ENGINE_NICE, FIRST_NICE, ProcessEnd, Processes, child_environment
+from engine_agent.node.processes import ENGINE_NICE, ProcessEnd, Processes, child_environment
 from engine_agent.node.record import ProcessRecord
 from tests.engine_agent.fake_control_plane import eventually
 from tests.session_guard import holds_within
@@ -258,7 +258,7 @@ async def test_an_engine_goes_ahead_until_it_serves_and_then_gives_way_with_all_
 @pytest.mark.asyncio
 async def test_where_the_kernel_shares_by_session_an_engine_starts_before_others(node: Node) -> None:
     record = node.start(SLEEPS)
-    assert nice_of_session(record.pid) == (FIRST_NICE if MAY_GO_FIRST else 0)
+    assert nice_of_session(record.pid) == (procfs.FIRST_NICE if MAY_GO_FIRST else 0)
     await node.up()
     node.processes.lower_priority(ENGINE)
     assert nice_of_session(record.pid) == 0
