@@ -65,7 +65,8 @@ async def measure(
     async with httpx.AsyncClient() as http:
         for cell in fleet.cells:  # one may have been killed at the end of the last dialect
             await cell.is_up(http)
-    expected = [(await reader.read(fleet.port, number))() for number in range(PROMPTS)]
+    undisturbed = await asyncio.gather(*(reader.read(fleet.port, number) for number in range(PROMPTS)))
+    expected = [parse() for parse in undisturbed]
     if any(seen.is_cut for seen in expected):
         raise SystemExit(f"undisturbed streams failed: {[(seen.error, len(seen.events)) for seen in expected]}")
     before, counts, cpu = await fleet.counted(), await fleet.relay_counts(), cpu_s(fleet.relays())

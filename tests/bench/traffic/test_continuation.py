@@ -9,7 +9,7 @@ from bench.traffic import continuation, killable_cells
 from bench.traffic.stream_reader import DIALECTS
 from engine_agent.cell_proxy.departures import AT_ONCE
 
-pytestmark = [pytest.mark.processes, pytest.mark.long]
+pytestmark = [pytest.mark.processes, pytest.mark.long, pytest.mark.timeout(1200)]
 
 
 def test_no_stream_is_cut_and_every_token_is_counted_once(tmp_path: Path) -> None:
