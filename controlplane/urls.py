@@ -4,7 +4,7 @@ from django.urls import URLPattern, URLResolver, include, path
 
 from controlplane.admin import record_site
 from controlplane.observability.views import Metrics, healthz
-from fleet.agents import api as join
+from fleet.agents.api import files, joining
 from fleet.nodes.api import enrol
 from traffic.batches import api as batch
 from traffic.files import api as stored_file
@@ -14,19 +14,19 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("api/", include("controlplane.api.urls")),
     path("admin/", record_site().urls),
     path("agents/enrol", enrol, name="agents-enrol"),
-    path("agents/join/archive/<str:tag>", join.archive, name="join-archive"),
-    path("agents/builds/<str:digest>/<str:name>", join.build, name="agent-build"),
-    path("agents/artifacts/<str:digest>", join.artifact, name="agent-artifact-sizes"),
-    path("agents/artifacts/<str:digest>/<path:name>", join.artifact, name="agent-artifact"),
-    path("agents/holders/<str:digest>", join.holders, name="agent-holders"),
-    path("agents/caches/<str:key>", join.compile_cache, name="agent-cache"),
-    path("agents/caches/<str:key>/archive", join.cache_archive, name="agent-cache-archive"),
-    path("agents/releases/<str:release>/<str:digest>", join.release, name="agent-release"),
-    path("agents/join/check", join.check, name="join-check"),
-    path("agents/join/refused", join.refused, name="join-refused"),
-    path("agents/join/attest", join.attest, name="join-attest"),
-    path("join", join.script, name="join"),
-    path("join/aws", join.aws_script, name="join-aws"),
+    path("agents/join/archive/<str:tag>", joining.archive, name="join-archive"),
+    path("agents/builds/<str:digest>/<str:name>", files.build, name="agent-build"),
+    path("agents/artifacts/<str:digest>", files.artifact, name="agent-artifact-sizes"),
+    path("agents/artifacts/<str:digest>/<path:name>", files.artifact, name="agent-artifact"),
+    path("agents/holders/<str:digest>", files.holders, name="agent-holders"),
+    path("agents/caches/<str:key>", files.compile_cache, name="agent-cache"),
+    path("agents/caches/<str:key>/archive", files.cache_archive, name="agent-cache-archive"),
+    path("agents/releases/<str:release>/<str:digest>", joining.release, name="agent-release"),
+    path("agents/join/check", joining.check, name="join-check"),
+    path("agents/join/refused", joining.refused, name="join-refused"),
+    path("agents/join/attest", joining.attest, name="join-attest"),
+    path("join", joining.script, name="join"),
+    path("join/aws", joining.aws_script, name="join-aws"),
     path("healthz", healthz, name="healthz"),
     path("metrics", Metrics.as_view(), name="metrics"),
     path("v1/async/", include("traffic.async_requests.api")),

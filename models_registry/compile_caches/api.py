@@ -1,4 +1,4 @@
-"""Compile caches over HTTP: lists them and deletes them. Agents use `fleet.agents.api`."""
+"""Compile caches over HTTP: lists them and deletes them. Agents use `fleet.agents.api.files`."""
 
 from django_filters import rest_framework as filters
 from rest_framework import serializers

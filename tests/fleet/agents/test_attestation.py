@@ -232,7 +232,7 @@ def test_a_proof_is_counted_and_asked_about_once_and_outside_of_the_transaction(
     sts: Sts, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     counted: list[str] = []
-    monkeypatch.setattr("fleet.agents.api.count_request", lambda kind, *_: counted.append(kind))
+    monkeypatch.setattr("fleet.agents.api.joining.count_request", lambda kind, *_: counted.append(kind))
     body = body_of(proof(host=sts.host, at=clock.now()))
     with pytest.raises(RuntimeError, match="a question to STS inside of a transaction"), transaction.atomic():
         machine_attest(body, now=clock.now())
@@ -245,7 +245,7 @@ def test_a_network_that_asks_too_often_keeps_no_ticket_out(
 ) -> None:
     ticket = machine_attest(body_of(proof(host=sts.host, at=clock.now())), now=clock.now())
     full = RateStatus(limit=1, count=2, reset_s=9)
-    for where in ("fleet.agents.api", "fleet.nodes.api"):
+    for where in ("fleet.agents.api.joining", "fleet.nodes.api"):
         monkeypatch.setattr(f"{where}.count_request", lambda kind, *_: None if kind == "join-ticket" else full)
 
     def post(path: str, token: str, body: dict[str, Any]) -> int:

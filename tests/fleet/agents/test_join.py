@@ -20,7 +20,7 @@ from django.test.utils import CaptureQueriesContext
 
 from engine_agent.protocol.engine_builds import BuildFacts, NeededBuild
 from engine_agent.protocol.engine_builds import EngineBuild as Ordered
-from fleet.agents import api as join
+from fleet.agents.api import downloads
 from fleet.agents.services.enrolment import credential_issue
 from fleet.deployments.selectors import builds_needed
 from fleet.machines.models import Invitation
@@ -209,11 +209,11 @@ def test_a_download_that_is_dropped_gives_its_place_back(monkeypatch: pytest.Mon
     """As Django drops a response, unclosed, if the host disconnected while the view ran."""
     packed = agent_archive.AgentArchive("cp311-x86_64", tmp_path / "agent.tar.gz", "5e" * 32)
     packed.path.write_bytes(b"packed")
-    monkeypatch.setattr(join, "_downloading", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(downloads, "_downloading", threading.BoundedSemaphore(1))
     for _ in range(2):
-        dropped = join._download_response(packed)
+        dropped = downloads.download_response(packed)
         assert (dropped.status_code, dropped["Content-Length"]) == (200, "6")
-        assert join._download_response(packed).status_code == 503
+        assert downloads.download_response(packed).status_code == 503
         del dropped
         gc.collect()
 
@@ -232,7 +232,7 @@ def test_a_machine_fetches_the_release_that_its_order_names_and_nobody_else_does
     }
     answer = release(f"{own.id}/{packed.digest}", shown["machine"])
     assert digest_of(answer) == packed.digest
-    monkeypatch.setattr(join, "_downloading", threading.BoundedSemaphore(1))
+    monkeypatch.setattr(downloads, "_downloading", threading.BoundedSemaphore(1))
     one = release(f"{own.id}/{packed.digest}", shown["machine"])
     busy = release(f"{own.id}/{packed.digest}", shown["machine"])
     assert (busy.status_code, busy["Retry-After"]) == (503, "5")
