@@ -10,7 +10,8 @@ from typing import Any
 from django.http import Http404, QueryDict
 
 from controlplane.dashboard.fragments import PageRequest
-from controlplane.dashboard.wizards import RAW, Checked, Input, InputKind, Typed, Wizard
+from controlplane.dashboard.wizard_checks import Checked
+from controlplane.dashboard.wizards import RAW, Input, InputKind, Typed, Wizard
 from kernel.decoding import decode_json
 
 BASE = "base"

@@ -24,18 +24,17 @@ from controlplane.api.apply.present import revisions_of
 from controlplane.api.apply.view import predicted_effects
 from controlplane.dashboard.actions import Submission, to_confirmation
 from controlplane.dashboard.fragments import Fragment, Page, PageRequest, View, page_view, shell_context
+from controlplane.dashboard.wizard_checks import Checked, check
 from controlplane.dashboard.wizard_conflicts import BASE, base_of, has_stored, note_conflicts, settled, stored_texts
 from controlplane.dashboard.wizards import (
     RAW,
     RAW_TEXT,
-    Checked,
     Documents,
     Input,
     InputKind,
     Option,
     Typed,
     Wizard,
-    check,
 )
 from controlplane.forecast_budget import FORECASTS
 from fleet.drafts.services import draft_add

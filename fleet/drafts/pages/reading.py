@@ -13,7 +13,7 @@ from controlplane.api.apply.planning import Document
 from controlplane.api.apply.view import PreviewDocumentsSerializer
 from controlplane.cli.documents import parse_documents
 from controlplane.cli.errors import Failure
-from controlplane.dashboard.wizards import errors_by_path
+from controlplane.dashboard.wizard_checks import errors_by_path
 from fleet.drafts.models import PlanDraft
 from fleet.drafts.services import BYTES_MOST, Documents, merged, object_of
 from kernel.decoding import decode_json
