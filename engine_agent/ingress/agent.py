@@ -104,7 +104,7 @@ class IngressAgent:
         self._exits = ExitWatch(self._wake.set)
         self._parser_wakes = tuple(asyncio.Event() for _ in self.body_parsers)
         self._key_counting = KeyCounting()
-        self._lost_hosts = LostHosts(settings.times.host_gone_s)
+        self._lost_hosts = LostHosts(settings.times.host_gone_s, settings.times.continuing_host_gone_s)
         self._desired: DesiredHaproxy | None = None
         self._revision_in_force = 0
         self._refusal = ""
@@ -274,10 +274,14 @@ class IngressAgent:
 
     async def _take_back_from_lost_hosts(self) -> None:
         servers = self.serving.running.servers if self.serving.running else ()
-        for key in self._lost_hosts.note(servers, asyncio.get_running_loop().time()):
+        for key in self._lost_hosts.note(servers, asyncio.get_running_loop().time(), self._continues):
             log.warning("the host of %s is gone: its waiting requests are taken back", "/".join(key))
             with contextlib.suppress(CommandRefused, Unreachable):  # the next pass retries
                 await take_back_requests(key, self.serving.process.admin)
+
+    def _continues(self, backend: str) -> bool:
+        pools = self._desired.pools if self._desired else ()
+        return any(backend in (pool.local, pool.spill) for pool in pools if pool.continues)
 
     async def _count_keys(self) -> None:
         """Counts are statistics only, so failures are ignored."""

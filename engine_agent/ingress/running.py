@@ -4,7 +4,7 @@ import csv
 import io
 import ipaddress
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -235,16 +235,21 @@ class LostHosts:
     When a process exits, its kernel resets its connections. A host that fails sends nothing: TCP retransmits for a
     quarter of an hour, and requests wait as long. Keepalives do not help, because the kernel sends none while data is
     unacknowledged. So health checks decide. Once nothing at all has answered them for a while, waiting requests are
-    taken back: those whose answer has not begun are tried elsewhere.
+    taken back: those whose answer has not begun are tried elsewhere, and streams that can continue do so.
 
-    A host counts as gone after `after_s` seconds and at least as many readings: a paused agent has only two."""
+    A host counts as gone after `after_s` seconds and at least as many readings: a paused agent has only two. Where
+    streams continue it is `continuing_after_s`, because nothing breaks off then."""
 
-    def __init__(self, after_s: float) -> None:
+    def __init__(self, after_s: float, continuing_after_s: float) -> None:
         self._after_s = after_s
+        self._continuing_after_s = continuing_after_s
         self._silent: dict[ServerKey, tuple[float, int]] = {}
 
-    def note(self, servers: Iterable[RunningServer], now_s: float) -> tuple[ServerKey, ...]:
-        """Evaluates one reading of all servers. Returns those whose requests are to be taken back."""
+    def note(
+        self, servers: Iterable[RunningServer], now_s: float, continues: Callable[[str], bool] = lambda _: False
+    ) -> tuple[ServerKey, ...]:
+        """Evaluates one reading of all servers. Returns those whose requests are to be taken back. `continues`: whether
+        the streams of a backend can continue elsewhere."""
         silent, gone = {}, []
         for server in servers:
             if not is_silent(server):
@@ -252,7 +257,8 @@ class LostHosts:
             key = (server.backend, server.name)
             since_s, looks = self._silent.get(key, (now_s, 0))
             silent[key] = since_s, looks + 1
-            if server.in_flight and min(now_s - since_s, looks + 1) >= self._after_s:
+            after_s = self._continuing_after_s if continues(server.backend) else self._after_s
+            if server.in_flight and min(now_s - since_s, looks + 1) >= after_s:
                 gone.append(key)
         self._silent = silent
         return tuple(gone)

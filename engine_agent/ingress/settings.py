@@ -83,6 +83,8 @@ class Times:
     host_gone_s: float = 10.0
     """After this silence of a server's host, waiting requests are taken back. As long as a stream can pause for a
     network failure."""
+    continuing_host_gone_s: float = 3.0
+    """The same where streams continue at other cells: a needless move costs another read of the prompt."""
     parser_check_interval_ms: int = 1000
     """Of body parsers. A refused request shows immediately that one has exited."""
     parser_down_check_ms: int = 200

@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,23 @@ async def test_a_stream_continues_at_a_cell_of_its_version(ingress: RunningIngre
         assert not replays[other]
         assert {r.headers["x-switchyard-replayed"] for r in replays[second]} == {"3"}
         assert (await continued(socket)) == len(replays[second]) == len(first.requests)
+
+
+async def test_a_stream_of_a_host_without_power_continues_once_its_health_checks_time_out(tmp_path: Path) -> None:
+    """Long before it counts as stalled."""
+    ingress = RunningIngress(tmp_path / "home")
+    ingress.use(replace(ingress.settings, times=replace(ingress.settings.times, continuing_host_gone_s=1.0)))
+    async with ingress.running(), cells("1", "1") as (first, other):
+        first.release.clear()
+        await ingress.route(pool(first, continues=True))
+        await ingress.sees(**{first.name: "up"})
+        socket = await has_relay(ingress)
+        answer = asyncio.create_task(stream(ingress))
+        await eventually(lambda: first.in_flight == 1)
+        with first.power_off():
+            await ingress.route(pool(first, other, continues=True))
+            assert words_of((await answer).content) == WHOLE
+        assert (await read_counts(socket)).pools["demo"].continued_total == {"connection_lost": 1}
 
 
 async def test_a_stream_of_an_adapter_continues_only_where_the_adapter_is(ingress: RunningIngress) -> None:

@@ -172,7 +172,7 @@ def test_every_cell_has_its_counters() -> None:
     assert cell_traffic(read(), desired, steered) == {"c-1": structs.replace(counted, why="it is full")}
 
 
-AFTER_S = 3.0
+AFTER_S, CONTINUING_AFTER_S = 3.0, 1.0
 GONE = RunningServer(
     "pool.a", "c-0", "127.0.0.1", 1, 100, 8, False, False, usable=False, in_flight=1, reason="L4TOUT"
 )  # fmt: skip
@@ -198,7 +198,7 @@ def test_only_a_host_that_gives_no_sign_is_silent(reason: str, silent: bool) -> 
 
 
 def test_requests_end_after_a_while_of_silence_as_long_as_there_are_any() -> None:
-    hosts = LostHosts(AFTER_S)
+    hosts = LostHosts(AFTER_S, CONTINUING_AFTER_S)
     assert [hosts.note([GONE], now_s) for now_s in (0.0, 1.0, 2.0, 2.9)] == [()] * 4
     assert hosts.note([GONE], 3.0) == (KEY,)
     assert hosts.note([replace(GONE, in_flight=0)], 3.25) == ()
@@ -206,7 +206,7 @@ def test_requests_end_after_a_while_of_silence_as_long_as_there_are_any() -> Non
 
 
 def test_a_sign_of_life_begins_the_wait_anew() -> None:
-    hosts = LostHosts(AFTER_S)
+    hosts = LostHosts(AFTER_S, CONTINUING_AFTER_S)
     for now_s in (0.0, 1.0, 2.0):
         hosts.note([GONE], now_s)
     assert hosts.note([replace(GONE, usable=True)], 2.5) == ()
@@ -214,8 +214,23 @@ def test_a_sign_of_life_begins_the_wait_anew() -> None:
     assert hosts.note([GONE], 6.0) == (KEY,)
 
 
+def test_where_streams_continue_requests_are_taken_back_earlier() -> None:
+    hosts = LostHosts(AFTER_S, CONTINUING_AFTER_S)
+    asked: list[str] = []
+
+    def continues(backend: str) -> bool:
+        asked.append(backend)
+        return True
+
+    assert hosts.note([replace(GONE, usable=True)], 0.0, continues) == ()
+    assert asked == [], "it costs nothing while all hosts answer"
+    assert [hosts.note([GONE], now_s, continues) for now_s in (0.0, 0.9)] == [()] * 2
+    assert hosts.note([GONE], 1.0, continues) == (KEY,)
+    assert asked[0] == GONE.backend
+
+
 def test_an_agent_that_slept_has_seen_nothing_meanwhile() -> None:
-    hosts = LostHosts(AFTER_S)
+    hosts = LostHosts(AFTER_S, CONTINUING_AFTER_S)
     hosts.note([GONE], 0.0)
     assert hosts.note([GONE], 60.0) == ()
     assert hosts.note([GONE], 60.1) == (KEY,)
