@@ -124,8 +124,8 @@ EVIDENCE: Mapping[str, Mapping[str, Evidence]] = {
     },
     "prefill and decode cells": {
         "vllm": (
-            f"{AGENT}/engines/vllm/test_adapter.py",
-            "test_an_engine_that_hands_over_has_a_port_for_it_and_its_packages",
+            f"{AGENT}/engines/vllm/continuation/test_real_roles.py",
+            "test_a_stream_of_a_killed_decode_engine_continues_at_the_next_one",
         ),
         "sim": (f"{AGENT}/engines/sim/test_handover.py", "test_a_pair_answers_as_one_engine_does"),
     },
