@@ -7,6 +7,7 @@ that of an undisturbed run, and the tokens that the cells counted with those tha
     .venv/bin/python -m bench continuation [--streams 1000] [--every 10] [--dialect chat …] [--without]
     .venv/bin/python -m bench continuation --engine vllm [--streams 300]
     .venv/bin/python -m bench continuation --drain 100
+    .venv/bin/python -m bench continuation --power-off 3 --rate 5
     .venv/bin/python -m bench continuation --cost 3
     .venv/bin/python -m bench continuation --rollout      # needs a fleet of `make up DETACH=1 ENGINE=sim`
 """
@@ -24,7 +25,7 @@ import httpx
 import uvloop
 
 from bench import RESULTS, cpu_s, note, percentile
-from bench.traffic import killable_cells
+from bench.traffic import killable_cells, powerless_hosts
 from bench.traffic.continued_rollout import rollouts
 from bench.traffic.killable_cells import Fleet
 from bench.traffic.stream_reader import DIALECTS, Seen, StreamReader
@@ -200,13 +201,20 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dialect", action="append", choices=list(DIALECTS), help="default: all")
     parser.add_argument("--cost", type=int, default=0, metavar="ROUNDS", help="measure the relay instead")
     parser.add_argument("--drain", type=int, default=0, metavar="STREAMS", help="drain a cell with so many instead")
+    parser.add_argument(
+        "--power-off", type=int, default=0, metavar="ROUNDS", help="hosts of cells lose power in a laboratory instead"
+    )
     parser.add_argument("--rollout", action="store_true", help="roll out on a running fleet instead, before and after")
-    parser.add_argument("--rate", type=float, default=20.0, help="streams a second during a rollout")
+    parser.add_argument("--rate", type=float, default=20.0, help="streams a second of --rollout and --power-off")
     parser.add_argument("--rounds", type=int, default=3, help="of the rollouts")
     parser.add_argument("--without", action="store_true", help="without continuation")
     options = parser.parse_args()
     if options.rollout:
         rollouts(options.rate, options.tokens or ROLLOUT_TOKENS, options.rounds)
+        return
+    if options.power_off:
+        for row in powerless_hosts.rounds(options.power_off, options.rate, options.tokens or TOKENS):
+            note("continuation", row)
         return
     folder: Path = RESULTS / "runs" / "continuation"
     of_sim = options.engine == "sim"

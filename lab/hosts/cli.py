@@ -15,6 +15,7 @@ from lab.hosts.check import Check
 from lab.hosts.conditions import Lost
 from lab.hosts.console import seconds, share, skew_text, stopped_by_signals, table
 from lab.hosts.fleet import read_ports
+from lab.hosts.load import MAX_TOKENS
 from lab.hosts.places import CHECKOUT, read_places
 from lab.hosts.topology import REGIONS, NoLaboratory, Topology, checked
 from lab.hosts.trials import Kind, Target, Trial
@@ -104,13 +105,14 @@ def trial(
     target: Annotated[list[Target], typer.Option(help="To which hosts; all that it is tried with.")] = [],  # noqa: B006
     rate: Annotated[float, typer.Option(min=0.1, help="Streams a second, in all.")] = 20.0,
     lasting: Annotated[str, typer.Option("--for", help="How long it lasts at least, such as 10m.")] = "20s",
+    tokens: Annotated[int, typer.Option(min=1, help="Of each stream; one takes some 25 ms.")] = MAX_TOKENS,
 ) -> None:
     """Try what a fleet bears: each round says what became of the streams, and how long healing took."""
     places, ports = read_places(), read_ports(os.environ)
     topology = client.topology_of(places)
     say = partial(print, flush=True)
     running = fleet.Fleet(places, topology, ports, say)
-    tried = Trial(places, topology, running, ports.forwards(topology), rate, seconds(lasting), say)
+    tried = Trial(places, topology, running, ports.forwards(topology), rate, seconds(lasting), say, tokens)
     raise typer.Exit(0 if tried.run(kind, target, rounds) else 1)
 
 

@@ -1,8 +1,9 @@
-"""Streams from applications that know every ingress of a region: each asks one, and the next where that one does not
-answer in time, as clients that try again do. It remembers what became of each, and judges nothing."""
+"""Greedy streams from applications that know every ingress of a region: each requests one, and the next if that one
+does not answer in time, as clients with retries do. It records the outcome of each."""
 
 import asyncio
 import itertools
+import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ ROUNDS = 3
 PAUSE_S = 0.5
 LONGEST_S = 60.0
 MAX_TOKENS = 24
+"""Of a stream, unless the trial states more."""
 
 
 @dataclass
@@ -25,7 +27,7 @@ class Stream:
     """One request as its client saw it, times from `time.monotonic`. `cell`, `host`: which cell answered, through which
     ingress. `chosen_by`, `served_in`: the ingress that chose the cell, by its id, and its region; where the request
     crossed regions both are others' than those that were asked. `tries`: how often it was sent. `error`: why it has no
-    whole answer; with a `cell` its stream broke off."""
+    whole answer; with a `cell` its stream broke off. `longest_pause_s`: between two events of it."""
 
     region: str
     began: float
@@ -36,6 +38,8 @@ class Stream:
     served_in: str = ""
     tries: int = 0
     error: str = ""
+    text: str = ""
+    longest_pause_s: float = 0.0
 
 
 class _NotAnswered(Exception):
@@ -45,13 +49,16 @@ class _NotAnswered(Exception):
 class _Application:
     """What asks one region. `urls`: ingress -> where it listens."""
 
-    def __init__(self, region: str, urls: Mapping[str, str], model: str, streams: list[Stream]) -> None:
-        self._region, self._urls, self._model, self._streams = region, dict(urls), model, streams
+    def __init__(self, region: str, urls: Mapping[str, str], model: str, tokens: int, streams: list[Stream]) -> None:
+        self._region, self._urls, self._streams = region, dict(urls), streams
+        messages = [{"role": "user", "content": "Count to ten."}]
+        greedy = {"temperature": 0, "ignore_eos": True, "max_tokens": tokens}
+        self._body = {"model": model, "stream": True, "messages": messages, **greedy}
         self._turn = itertools.cycle(range(len(self._urls)))
 
     async def send(self, rate: float, stop: asyncio.Event) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-        timeout = httpx.Timeout(ANSWERS_WITHIN_S, pool=None)
+        timeout = httpx.Timeout(ANSWERS_WITHIN_S, read=None, pool=None)
         async with httpx.AsyncClient(timeout=timeout, limits=limits) as client, asyncio.TaskGroup() as group:
             while not stop.is_set():
                 group.create_task(self._request(client))
@@ -84,37 +91,51 @@ class _Application:
                 return
 
     async def _read(self, client: httpx.AsyncClient, url: str, stream: Stream) -> None:
-        message = {"role": "user", "content": "Count to ten."}
-        body = {"model": self._model, "stream": True, "max_tokens": MAX_TOKENS, "messages": [message]}
-        request = client.build_request("POST", f"{url}/v1/chat/completions", json=body)
+        request = client.build_request("POST", f"{url}/v1/chat/completions", json=self._body)
         try:
-            answer = await client.send(request, stream=True)
-        except httpx.HTTPError as error:
+            async with asyncio.timeout(ANSWERS_WITHIN_S):
+                answer = await client.send(request, stream=True)
+        except (httpx.HTTPError, TimeoutError) as error:
             raise _NotAnswered(repr(error)) from None
         try:
             if answer.status_code != httpx.codes.OK:
                 raise _NotAnswered(f"status {answer.status_code}")
-            stream.cell, stream.error, finished = answer.headers.get("x-switchyard-cell", ""), "", False
+            stream.cell, stream.error = answer.headers.get("x-switchyard-cell", ""), ""
             stream.chosen_by = answer.headers.get("x-switchyard-ingress", "")
             stream.served_in = answer.headers.get("x-switchyard-region", "")
-            async for line in answer.aiter_lines():
-                if line.startswith('data: {"error"'):
-                    stream.error = line[:200]
-                finished = finished or line == "data: [DONE]"
-            if not finished and not stream.error:
+            if not await _read_events(answer, stream) and not stream.error:
                 stream.error = "the stream ended without [DONE]"
         finally:
             await answer.aclose()
 
 
+async def _read_events(answer: httpx.Response, stream: Stream) -> bool:
+    """Returns whether the stream is complete."""
+    last = time.monotonic()
+    async for line in answer.aiter_lines():
+        if not line.startswith("data: "):
+            continue
+        if line == "data: [DONE]":
+            return True
+        now = time.monotonic()
+        stream.longest_pause_s, last = max(stream.longest_pause_s, now - last), now
+        event = json.loads(line[6:])
+        if "error" in event:
+            stream.error = line[:200]
+        stream.text += "".join(choice["delta"].get("content") or "" for choice in event.get("choices", ()))
+    return False
+
+
 @contextmanager
-def streaming(regions: Mapping[str, Mapping[str, str]], model: str, rate: float) -> Iterator[list[Stream]]:
+def streaming(
+    regions: Mapping[str, Mapping[str, str]], model: str, rate: float, tokens: int = MAX_TOKENS
+) -> Iterator[list[Stream]]:
     """`rate` streams a second in all while the block runs, shared by the regions, and what became of them.
 
     `regions`: region -> ingress -> URL."""
     streams: list[Stream] = []
     loop, stop = asyncio.new_event_loop(), asyncio.Event()
-    applications = [_Application(region, urls, model, streams) for region, urls in regions.items()]
+    applications = [_Application(region, urls, model, tokens, streams) for region, urls in regions.items()]
 
     async def send() -> None:
         await asyncio.gather(*(each.send(rate / len(applications), stop) for each in applications))

@@ -2,7 +2,9 @@
 time to heal, and broken promises.
 
 No request fails. A stream may break off if it ran on a cell of that host, or through it: streams between regions pass
-two ingresses. Everything else continues in the same process, and no other node is lost."""
+two ingresses. If streams of the deployment continue at other cells, only those of clients of that host may break off,
+and each complete one has the text of an undisturbed one. Everything else continues in the same process, and no other
+node is lost."""
 
 import contextlib
 import time
@@ -15,7 +17,7 @@ from statistics import median
 
 from lab.hosts import client
 from lab.hosts.fleet import DEPLOYMENT, READY_WITHIN_S, Fleet, Row
-from lab.hosts.load import Stream, streaming
+from lab.hosts.load import LONGEST_S, MAX_TOKENS, Stream, streaming
 from lab.hosts.places import Places
 from lab.hosts.topology import CONTROL_SITE, NoLaboratory, Role, Topology
 
@@ -25,13 +27,17 @@ LOSSES = frozenset({"node.lost", "node.faulty"})
 
 @dataclass(frozen=True, slots=True)
 class Harmed:
-    """Everything that a harm may stop: hosts, and what ran on them. `nodes`: ids of nodes and ingresses."""
+    """Everything that a harm may stop: hosts, and what ran on them. `nodes`: ids of nodes and ingresses. `continues`:
+    streams continue at other cells."""
 
     hosts: frozenset[str] = frozenset()
     nodes: frozenset[str] = frozenset()
     cells: frozenset[str] = frozenset()
+    continues: bool = False
 
     def excuses(self, stream: Stream) -> bool:
+        if self.continues:
+            return bool(stream.cell) and stream.host in self.hosts
         ran_over_it = stream.cell in self.cells or stream.host in self.hosts or stream.chosen_by in self.nodes
         return bool(stream.cell) and ran_over_it
 
@@ -76,6 +82,28 @@ def unexcused(streams: Iterable[Stream], harmed: Harmed) -> list[str]:
         if stream.error and not harmed.excuses(stream)
     )
     return list(dict.fromkeys(errors))
+
+
+def other_texts(streams: Iterable[Stream], at: float) -> list[str]:
+    """Complete streams that ended after this time with another text than those before it. All have one prompt."""
+    whole = [stream for stream in streams if stream.cell and stream.ended and not stream.error]
+    before = {stream.text for stream in whole if stream.ended < at}
+    if len(before) != 1:
+        return [f"there are {len(before)} texts before anything happened"]
+    differ = sum(stream.text not in before for stream in whole)
+    return [f"{differ} of {len(whole)} complete streams have another text"] if differ else []
+
+
+def paused(streams: Iterable[Stream], harmed: Harmed, at: float) -> list[float]:
+    """The longest pauses of complete streams that ran on a harmed cell at this time, in order."""
+    there = (each for each in streams if each.cell in harmed.cells and each.began < at < each.ended and not each.error)
+    return sorted(each.longest_pause_s for each in there)
+
+
+def _until_one_is_complete(streams: Sequence[Stream]) -> None:
+    deadline = time.monotonic() + LONGEST_S
+    while not any(stream.ended and not stream.error for stream in streams) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
 
 
 def _on_cell(stream: Stream) -> str:
@@ -167,8 +195,8 @@ class _Step:
 
 @dataclass
 class Trial:
-    """Rounds of one kind. `rate`: streams a second in all. `seconds`: how long each harm lasts at least. `say`: where
-    it goes, a line each; `wrong`: what was found."""
+    """Rounds of one kind. `rate`: streams a second in all, of so many `tokens`. `seconds`: how long each harm lasts at
+    least. `say`: where it goes, a line each; `wrong`: what was found; `pauses_s`: of streams that continued."""
 
     places: Places
     topology: Topology
@@ -177,8 +205,10 @@ class Trial:
     rate: float
     seconds: float
     say: Callable[[str], None]
+    tokens: int = MAX_TOKENS
     wrong: list[str] = field(default_factory=list)
     healed_s: dict[str, list[float]] = field(default_factory=dict)
+    pauses_s: dict[str, list[float]] = field(default_factory=dict)
 
     def run(self, kind: Kind, targets: Sequence[Target], rounds: int) -> bool:
         for number in range(rounds):
@@ -187,6 +217,8 @@ class Trial:
                 self._round(number + 1, name, step())
         for name, seconds in self.healed_s.items():
             self.say(f"{kind} of {name}: healed after {spread(seconds)}")
+        for name, seconds in self.pauses_s.items():
+            self.say(f"{kind} of {name}: streams of its cell continued, with pauses of {spread(seconds)}")
         verdict = f"{len(self.wrong)} things went wrong" if self.wrong else "all went well"
         self.say(f"lab trial {kind}: {verdict}")
         return not self.wrong
@@ -256,14 +288,18 @@ class Trial:
 
     def _harmed(self, host: str, cell: str) -> Harmed:
         here = frozenset(node for node, name in self._hosts().items() if name == host)
-        return Harmed(frozenset({host}), here, frozenset({cell} if cell else ()))
+        return Harmed(frozenset({host}), here, frozenset({cell} if cell else ()), continues=self._continues())
+
+    def _continues(self) -> bool:
+        return bool(self.fleet.ask("GET", f"traffic/policies/{DEPLOYMENT}/")["continuation"])
 
     # --- one round ---------------------------------------------------------------------------------------------------
 
     def _round(self, number: int, name: str, step: _Step) -> None:
         since, before = self._last_event(), engines(self.fleet.rows("nodes"))
-        with streaming(self._urls(), DEPLOYMENT, self.rate) as streams:
+        with streaming(self._urls(), DEPLOYMENT, self.rate, self.tokens) as streams:
             time.sleep(BEFORE_S)
+            _until_one_is_complete(streams)
             began = time.monotonic()
             step.begin()
             try:
@@ -275,6 +311,7 @@ class Trial:
         problems = ["it was not healed"] if healed_s == inf else []
         problems += self._whole_again()
         problems += unexcused(streams, step.harmed)[:5]
+        problems += other_texts(streams, began)
         problems += restarted(before, engines(self.fleet.rows("nodes")), step.harmed)
         problems += wrong_events(self._events(since), step.harmed)
         healed = f"; healed after {healed_s:.1f} s" if healed_s is not None else ""
@@ -284,6 +321,8 @@ class Trial:
         self.wrong += problems
         if healed_s is not None:
             self.healed_s.setdefault(name, []).append(healed_s)
+        if pauses := paused(streams, step.harmed, began):
+            self.pauses_s.setdefault(name, []).extend(pauses)
 
     def _healed_after(self, harmed: Harmed) -> float:
         began = time.monotonic()

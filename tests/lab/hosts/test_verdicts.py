@@ -1,17 +1,29 @@
 """What a trial calls wrong: requests that failed, streams that broke off where nothing was done, and restarts."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from lab.hosts.load import Stream
-from lab.hosts.trials import Harmed, count, engines, restarted, spread, unexcused, wrong_events
+from lab.hosts.trials import (
+    Harmed,
+    count,
+    engines,
+    other_texts,
+    paused,
+    restarted,
+    spread,
+    unexcused,
+    wrong_events,
+)
 
 HARMED = Harmed(hosts=frozenset({"n1"}), nodes=frozenset({"n-1"}), cells=frozenset({"c1"}))
 
 
 def stream(**changes: Any) -> Stream:
-    return Stream("east", 0.0, **{"ended": 1.0, "cell": "c2", "host": "i1", "served_in": "east", "tries": 1, **changes})
+    usual = {"began": 0.0, "ended": 1.0, "cell": "c2", "host": "i1", "served_in": "east", "tries": 1}
+    return Stream("east", **{**usual, **changes})
 
 
 def test_a_stream_may_break_off_on_a_cell_of_the_host_or_through_it() -> None:
@@ -49,6 +61,29 @@ def test_a_stream_of_another_cell_that_broke_off_is_wrong() -> None:
 def test_an_answer_at_another_try_is_counted_and_not_wrong() -> None:
     assert unexcused([stream(tries=2)], HARMED) == []
     assert count([stream(tries=2)], HARMED).later == 1
+
+
+def test_where_streams_continue_only_those_of_clients_of_the_host_may_break_off() -> None:
+    harmed = replace(HARMED, nodes=frozenset({"n-1", "i-3"}), continues=True)
+    through = stream(host="n1", error="broke off")
+    on_the_cell = stream(cell="c1", error="broke off")
+    over_it = stream(served_in="west", chosen_by="i-3", error="broke off")
+    assert unexcused([through], harmed) == []
+    assert len(unexcused([through, on_the_cell, over_it], harmed)) == 2
+
+
+def test_each_complete_stream_has_the_text_of_those_before() -> None:
+    before, after = stream(text="one two"), stream(ended=9.0, text="one two")
+    assert other_texts([before, after, stream(ended=9.0, text="one", error="broke off")], at=2.0) == []
+    differs = stream(ended=9.0, text="one one two")
+    assert other_texts([before, after, differs], at=2.0) == ["1 of 3 complete streams have another text"]
+    assert other_texts([after], at=2.0) == ["there are 0 texts before anything happened"]
+
+
+def test_pauses_are_those_of_streams_that_ran_on_the_cell_at_the_time() -> None:
+    there = stream(cell="c1", began=1.0, ended=9.0, longest_pause_s=4.0)
+    others = [replace(there, ended=1.5), replace(there, began=3.0), replace(there, error="broke off"), stream()]
+    assert paused([replace(there, longest_pause_s=5.0), there, *others], HARMED, at=2.0) == [4.0, 5.0]
 
 
 def node(name: str, cell: str | None, generation: int, pid: int | None) -> dict[str, Any]:
