@@ -30,6 +30,8 @@ LAUNCHED_WITHIN_S = 180.0
 """A control plane that was killed whole: PostgreSQL, migrations and the demo's seed come before the first pass."""
 SLOW_S = 60.0
 """After that the campaign says what it waits for."""
+PAUSE_S = 1.0
+"""A longer pause within a stream is named after the fault during which it ended."""
 AWAY = (httpx.HTTPError, OSError, KeyError, ValueError)
 """Errors that a fleet under faults may return; the next sample tries again."""
 AGENTS_BEYOND_NODES = "node agents beyond nodes"
@@ -159,6 +161,8 @@ class Campaign:
             self._say(f"        request of {request.began - self._began:.1f} s: {request}")
         if exempt := sum(request.outcome is not Outcome.COMPLETE for request in ended) - len(found):
             self._say(f"        {exempt} connections broke, which is exempt")
+        if (paused_s := max((request.longest_pause_s for request in ended), default=0.0)) >= PAUSE_S:
+            self._say(f"        the longest pause within a stream was {paused_s:.1f} s")
 
     def _wait_until(self, until: float) -> None:
         while time.monotonic() < until:
