@@ -232,6 +232,12 @@ EXEMPTIONS = (
         "streams that pass this relay",
         frozenset({(Target.RELAY, Harm.KILL)}),
     ),
+    Exemption(
+        f"its agent kills a relay that has not answered for {HANGS_AFTER_S:g} s",
+        "streams that pass this relay",
+        frozenset({(Target.RELAY, Harm.PAUSE)}),
+        at_least_s=HANGS_AFTER_S,
+    ),
 )
 """The only broken connections that a campaign accepts."""
 

@@ -2,7 +2,6 @@
 gives. HAProxy spreads requests over them, and sends them past the relays while none runs."""
 
 import asyncio
-import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -15,12 +14,17 @@ from engine_agent.ingress.settings import IngressSettings
 from engine_agent.ingress.side_process import SideProcess
 from engine_agent.protocol.continuation import COUNTS_PATH
 from engine_agent.protocol.metrics import family, sample
+from engine_agent.protocol.watchdog import AwakeClock, Watchdog
 from engine_agent.relay.meter import RelayCounts
 
 STOP_WITHIN_S: Final = 5.0
 """As HAProxy's streams have when an ingress stops."""
-READ_EVERY_S: Final = 15.0
+READ_EVERY_S: Final = 5.0
+AGAIN_EVERY_S: Final = 0.5
+"""After a reading without an answer."""
 READ_WITHIN_S: Final = 2.0
+_STARTS: Final = (FileNotFoundError, ConnectionRefusedError)
+"""A relay that has not opened its socket yet. One that hangs has: the kernel connects, and nothing answers."""
 _OF_RELAY: Final = {
     "requests": ("counter", "Requests that passed a relay."),
     "open": ("gauge", "Requests in a relay."),
@@ -62,15 +66,38 @@ class RelayProcesses:
             process.reconcile(self._wanted(number, desired))
 
     async def read(self) -> None:
-        """Reads the counts of all relays until cancelled."""
-        while True:
-            await asyncio.sleep(READ_EVERY_S)
+        """Reads the counts of all relays until cancelled, and kills one that hangs: HAProxy connects to it all the
+        same, so it would hold its streams and the next requests for as long as their clients wait."""
+        async with asyncio.TaskGroup() as group:
             for number, process in enumerate(self.processes, start=1):
-                if process.pid is not None:
-                    with contextlib.suppress(OSError, ValueError, TimeoutError):
-                        counts = await read_counts(self.folder / f"{number}.sock")
-                        self.counts[number] = counts
-                        self._note(counts)
+                group.create_task(self._read(number, process))
+
+    async def _read(self, number: int, process: SideProcess) -> None:
+        clock = AwakeClock(longest_pause_s=READ_EVERY_S + READ_WITHIN_S)
+        watchdog, watched = Watchdog(self._settings.times.silent_after_s), process.pid
+        while True:
+            await asyncio.sleep(AGAIN_EVERY_S if watchdog.unanswered else READ_EVERY_S)
+            if process.pid is None or process.pid != watched:
+                watchdog.answered()
+                watched = process.pid
+            if watched is None:
+                continue
+            read_at_s = clock.now_s()
+            try:
+                counts = await read_counts(self.folder / f"{number}.sock")
+            except _STARTS:
+                watchdog.answered()
+            except (OSError, TimeoutError):
+                watchdog.missed(read_at_s)
+                if watchdog.is_silent(now_s := clock.now_s()) and process.pid == watched:
+                    process.kill(f"no answer for {watchdog.silent_s(now_s):.0f} s")
+                    watchdog.answered()
+            except ValueError:
+                watchdog.answered()
+            else:
+                watchdog.answered()
+                self.counts[number] = counts
+                self._note(counts)
 
     def exposition(self) -> str:
         """The metrics of all relays; empty if none has run."""

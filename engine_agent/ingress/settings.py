@@ -97,7 +97,7 @@ class Times:
     old_worker_s: int = 900
     """How long streams may keep a worker alive after a reload."""
     silent_after_s: float = 10.0
-    """A HAProxy that runs but answers no command for this long is killed and restarted."""
+    """A HAProxy or a relay that runs but answers nothing for this long is killed and restarted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,13 @@ class SideProcess:
             self._bound_due_s = now_s + BOUND_EVERY_S
             bound(self._log_file)
 
+    def kill(self, why: str) -> None:
+        """Kills a process that hangs; the next pass starts another."""
+        if self.pid is not None:
+            log.error("%s %d: %s: killed", self._name, self.pid, why)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
     async def stop(self, within_s: float) -> None:
         """Ends the process and waits `within_s` for its requests."""
         for pid in self._running():
