@@ -295,7 +295,7 @@ def main(parser: argparse.ArgumentParser) -> None:
         print(f"{len(members)} nodes with their certificates after {time.monotonic() - began_s:.1f} s", flush=True)
         plane = ControlPlane(options.port, options.webs, Path(folder) / "control-plane.log")
         try:
-            plane.start()
+            plane.start(only_web=options.only_web)
             with _connected_agents(plane, members, authorities, options, servers.pid) as bench:
                 _run(bench, options)
         finally:
@@ -327,12 +327,15 @@ def _connected_agents(
     bench = Bench(max(options.processes, options.webs), plane, servers_pid, group)
     try:
         began = bench.wait_for_start()
+        before = bench._cpu_s()
         connected_s, reported_s = bench.wait_for_all(began, ramp_s + BACK_WITHIN_S)
         print(
             f"{options.agents} agents, {options.webs} web, load average {os.getloadavg()[0]:.1f}: all connected after "
             f"{connected_s:.1f} s, reported after {reported_s:.1f} s, {bench.tries} tries",
             flush=True,
         )
+        spent = {name: 1e6 * (used - before[name]) / options.agents for name, used in bench._cpu_s().items()}
+        print(f"  CPU µs of an agent: {', '.join(f'{name} {each:.0f}' for name, each in spent.items())}", flush=True)
         yield bench
     finally:
         bench.stop()
@@ -344,7 +347,7 @@ def _run(bench: Bench, options: argparse.Namespace) -> None:
     print(f"CPU µs of an agent-second, median (least to greatest) of {len(rounds)} windows:")
     for name in rounds[0]:
         print(f"  {name}: {_spread([each[name] for each in rounds])}")
-    together = [sum(each[name] for name in CONTROL_PLANE) for each in rounds]
+    together = [sum(each.get(name, 0.0) for name in CONTROL_PLANE) for each in rounds]
     print(f"  {', '.join(CONTROL_PLANE)} together: {_spread(together)}", flush=True)
     print(f"MiB: {bench.memory()}", flush=True)
     storms = [bench.storm() for _ in range(options.storms)]
@@ -369,6 +372,7 @@ def _arguments(parser: argparse.ArgumentParser) -> argparse.Namespace:
     )
     parser.add_argument("--ramp", type=float, default=100.0, help="agents a second that begin")
     parser.add_argument("--busy", type=float, default=0.0, help="share of leaders whose load changes")
+    parser.add_argument("--only-web", action="store_true", help="no controller and worker: what a connection costs")
     parser.add_argument("--no-past", action="store_true", help="no events and load of the past, to start sooner")
     parser.add_argument("--port", type=int, default=PORT, help="of the first web process")
     return parser.parse_args()

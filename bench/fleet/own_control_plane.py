@@ -163,10 +163,11 @@ class ControlPlane:
         environments = ({"SWITCHYARD_PORT": str(port)} for port in self.ports)
         return tuple(f"https://127.0.0.1:{read_configuration(own).agent_port}" for own in environments)
 
-    def start(self) -> None:
+    def start(self, *, only_web: bool = False) -> None:
         environment = dict(os.environ)
         configuration = read_configuration(environment)
-        for service in (control_plane.service(name, configuration, environment) for name in ("controller", "worker")):
+        others = () if only_web else ("controller", "worker")
+        for service in (control_plane.service(name, configuration, environment) for name in others):
             self._run(service.name, service)
         for port in self.ports:
             self.start_web(port)
