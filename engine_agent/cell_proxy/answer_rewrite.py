@@ -12,10 +12,12 @@ from engine_agent.cell_proxy.api_paths import CELL_PATHS
 from engine_agent.cell_proxy.engine_errors import EngineError, error_in_form, read_error
 from engine_agent.cell_proxy.refusal import Refusal, error_event
 from engine_agent.protocol.api_surface import Counting, ErrorForm
-from engine_agent.protocol.continuation import broken_mark
+from engine_agent.protocol.continuation import PROMPT_MARK, broken_mark
 
 _END = b"\n\n"
 _FOREIGN_END = b"\r\n\r\n"
+_LONE_MARK = re.compile(rb"(?:^|\n\n): [^\n]*(?=\n\n)")
+"""A mark between events. It has the end of an event and is none."""
 _MAX_HELD_BYTES = 1024 * 1024
 """No event of an engine is as long. Data without an end by then passes unchanged."""
 _MESSAGE_ID = re.compile(rb'("id"\s*:\s*")chatcmpl-')
@@ -172,6 +174,8 @@ class ResponseEvents(ChoiceEvents):
     def filter(self, piece: bytes, *, complete: bool) -> bytes:
         shown = super().filter(piece, complete=complete)
         self.events += shown.count(_END)
+        if PROMPT_MARK in shown:
+            self.events -= len(_LONE_MARK.findall(shown))
         return shown
 
     def failure(self, refusal: Refusal, *, at_boundary: bool) -> bytes:

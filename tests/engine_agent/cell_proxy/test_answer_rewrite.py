@@ -148,6 +148,13 @@ def test_a_response_whose_engine_dies_ends_as_failed() -> None:
     assert "gone" in data["response"]["error"]["message"]
 
 
+def test_a_mark_between_events_has_no_number() -> None:
+    rewrite = answer_rewrite(RESPONSES, streaming=True)
+    mark = b": prompt 5 abcd\n\n"
+    assert passed(rewrite, named(CREATED), mark) == named(CREATED) + mark
+    assert last_event(rewrite.failure(engine_died_midway("gone"), at_boundary=True))[1]["sequence_number"] == 1
+
+
 def test_a_stream_of_responses_that_never_began_one_ends_with_an_error() -> None:
     rewrite = answer_rewrite(RESPONSES, streaming=True)
     name, data = last_event(rewrite.failure(engine_died_midway("gone"), at_boundary=True))

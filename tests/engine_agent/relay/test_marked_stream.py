@@ -90,6 +90,13 @@ def test_marks_belong_to_whole_events() -> None:
     assert (run.events, groups_of(bytes(run.marks))) == (1, [[1]])
 
 
+def test_a_mark_of_the_prompt_between_events_is_kept_and_is_no_event() -> None:
+    run = MarkedStream(CHAT)
+    assert run.add(b"data: created\n\n") == b"data: created\n\n"
+    assert run.add(b": prompt 5 abcd\n\n") == b""
+    assert (run.events, run.prompt, run.tokens) == (1, b"5:abcd", 0)
+
+
 def test_comments_of_others_pass_and_are_no_events() -> None:
     run = MarkedStream(CHAT)
     assert run.add(b": keep-alive\n\n" + event("a", 1)) == b": keep-alive\n\ndata: a\n\n"

@@ -118,6 +118,11 @@ class _Marked:
         elif self._is_stream and message.get("body") and (marks := self._run.take_marks()):
             message = {**message, "body": marks + message["body"]}
         await self._send(message)
+        if self._is_stream and message.get("body"):
+            self._run.send_mark = self._send_mark
+
+    async def _send_mark(self, mark: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": mark + b"\n", "more_body": True})
 
 
 class _Held:

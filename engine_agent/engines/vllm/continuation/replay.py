@@ -4,7 +4,7 @@
 import asyncio
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from contextlib import aclosing
 from contextvars import ContextVar
 from functools import partial
@@ -37,6 +37,8 @@ class Run:
         self._prompt_mark = b""
         self._cached_tokens = 0 if continuation is None else continuation.cached_tokens
         self._pending: list[int] = []
+        self.send_mark: Callable[[bytes], Awaitable[None]] | None = None
+        """Sends a mark alone, once the client has an event."""
 
     def begin_sequence(self, params: Any) -> str:
         """Returns why this call of `generate` cannot be continued. A stream of several sequences has no marks."""
@@ -50,6 +52,12 @@ class Run:
         """`prompt`: `N:D` of the prompt."""
         self._prompt, self._is_marked = prompt, True
         self._prompt_mark = prompt_mark(prompt, self._cached_tokens)
+
+    async def announce(self) -> None:
+        """Sends the mark of the prompt now if the client has events already: Responses begin with two that wait for no
+        token. Without the mark their streams could not continue until the prompt is read."""
+        if self.send_mark is not None and (mark := self.take_marks()):
+            await self.send_mark(mark)
 
     async def watch(self, outputs: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
         """Yields the outputs, and notes the tokens of each before the server processes it."""
@@ -140,6 +148,7 @@ def _extend_client(client: Any, error: type[Exception]) -> None:
         if not why:
             run.begin_marks(prompt_name(request.prompt_token_ids))
         if run.continuation is None:
+            await run.announce()
             return await plain_add(engine, request, prompt, parent, index, queue)  # type: ignore[no-any-return]
         await _add_with_output(engine, request, prompt, queue, run.continuation.groups, partial(refuse, run))
         run.is_accepted = True

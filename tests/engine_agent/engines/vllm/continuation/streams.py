@@ -33,7 +33,7 @@ class Stream:
 
     @property
     def prompt(self) -> str:
-        (mark,) = (line for line in self.body.splitlines() if line.startswith(PROMPT_MARK))
+        *_, mark = (line for line in self.body.splitlines() if line.startswith(PROMPT_MARK))
         return mark.removeprefix(PROMPT_MARK).decode().replace(" ", ":")
 
     @property

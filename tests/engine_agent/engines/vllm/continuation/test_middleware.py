@@ -141,6 +141,21 @@ def test_marks_come_before_the_events_that_depend_on_their_tokens(pieces: int) -
     assert answered(streaming, GIVEN + MEMBER, pieces=pieces) == (200, STREAM)
 
 
+@pytest.mark.parametrize("has_event", [True, False])
+def test_the_mark_of_the_prompt_is_sent_alone_if_the_client_has_events(has_event: bool) -> None:
+    async def serve(_: bytes, send: Send) -> None:
+        current().begin_sequence(SimpleNamespace(n=1))
+        await begin(send)
+        if has_event:
+            await event(send, b"data: created\n\n")
+        current().begin_marks("2:abcd")
+        await current().announce()
+        await event(send, b"data: 7\n\n", more=False)
+
+    alone = b"data: created\n\n: prompt 2 abcd\n\ndata: 7\n\n"
+    assert answered(serve, GIVEN + b"}") == (200, alone if has_event else b": prompt 2 abcd\ndata: 7\n\n")
+
+
 @pytest.mark.parametrize(("limit", "pieces"), [(1000, [b"abc"]), (1, [b"a", b"b", b"c"])])
 def test_the_events_that_the_client_has_are_sent_in_one_piece(
     limit: int, pieces: list[bytes], monkeypatch: pytest.MonkeyPatch
