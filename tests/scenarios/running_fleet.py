@@ -203,6 +203,20 @@ class RunningFleet(AskedFleet):
         for process in processes:
             process.kill()
 
+    def run_in_shell(self, script: str) -> None:
+        """Runs a script with Django, on the database of the fleet: for what only clouds or devices report."""
+        state = json.loads((self.home / "up.json").read_text())
+        environment = {
+            **os.environ,
+            "SWITCHYARD_HOME": str(self.home),
+            "DATABASE_URL": state["database_url"],
+            "VALKEY_URL": state.get("valkey_url", ""),
+            "SECRET_KEY": "of-a-test-that-signs-nothing-0123456789-abcdefghijkl",
+        }
+        command = [sys.executable, "manage.py", "shell", "-c", script]
+        done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
     def wait_for_passes(self, count: int) -> None:
         """Until the reconciler has started this many more passes; each renews its lease."""
         address = json.loads((self.home / "up.json").read_text())["database_url"]

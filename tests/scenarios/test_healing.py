@@ -1,10 +1,6 @@
 """Failures heal automatically, and clients see no more errors than unavoidable."""
 
 import asyncio
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -121,27 +117,12 @@ fault_record(node="%s", signature="nvidia_xid_fatal", summary="XID 79 on nvidia 
 """
 
 
-def break_device(fleet: RunningFleet, node: str) -> None:
-    """Stores what the agent of a machine with a GPU would report."""
-    state = json.loads((fleet.home / "up.json").read_text())
-    environment = {
-        **os.environ,
-        "SWITCHYARD_HOME": str(fleet.home),
-        "DATABASE_URL": state["database_url"],
-        "VALKEY_URL": state.get("valkey_url", ""),
-        "SECRET_KEY": "of-a-test-that-signs-nothing-0123456789-abcdefghijkl",
-    }
-    command = [sys.executable, "manage.py", "shell", "-c", BREAK % node]
-    done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 @pytest.mark.long
 def test_a_node_that_a_reboot_cures_is_a_spare_again_while_another_serves(fleet: RunningFleet) -> None:
     cell = next(iter(fleet.cells(deployment="sim-70b", region=REGION).values()))
     victim = cell["nodes"][1]["id"]
     pids = {process.pid for process in agent_and_engine(victim, home=fleet.home)}
-    break_device(fleet, victim)
+    fleet.run_in_shell(BREAK % victim)
     eventually(lambda: victim not in {node["id"] for node in fleet.cells()[cell["id"]]["nodes"]})
     eventually(lambda: fleet.cells()[cell["id"]]["state"] == "ready")
     eventually(lambda: fleet.api(f"nodes/{victim}")["state"] == "ready")
