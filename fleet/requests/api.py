@@ -35,7 +35,13 @@ class RequestSerializer(serializers.ModelSerializer[RequestSample]):
             "is_handed_over", "is_handed_back", "in_flight", "prompt_tokens", "cached_tokens", "completion_tokens",
             "ingress_ms", "queue_ms", "first_ms", "total_ms", "trace",
         ]  # fmt: skip
-        examples = {"request": "9f1c0de4a2b34c5d8e7f60718293a4b5", "status": 200, "outcome": "200", "reason": ""}
+        examples = {
+            "request": "9f1c0de4a2b34c5d8e7f60718293a4b5",
+            "status": 200,
+            "outcome": "200",
+            "reason": "",
+            "prefix": "c3ab8ff13720",
+        }
 
 
 class RequestFilter(filters.FilterSet):

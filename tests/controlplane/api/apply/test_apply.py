@@ -310,7 +310,7 @@ def test_a_kind_that_only_admins_change_is_refused_to_operators_in_documents_as_
     ("kind", "spec", "each"),
     [
         ("Model", {"description": "new"}, 2),  # its row and its event
-        ("Region", {"position": 4}, 2),
+        ("Region", {"position": 4}, 3),  # and whether another region's ingresses have its names
         ("Deployment", {"scaling": {"mode": "act"}, "drain_deadline_s": 90}, 0),
         ("Deployment", {"regions": [{"region": "us-east-1", "cells": 4}]}, 0),
         ("Deployment", {"regions": [{"region": "us-east-1", "cells": {"min": 2, "max": 5}}], "priority": 7}, 0),
