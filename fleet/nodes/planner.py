@@ -3,8 +3,7 @@ nodes a node fetches an artifact, and which members of a cell run the same softw
 without a report counts as equal; engines compare again when they connect, with flags and weights."""
 
 import hashlib
-import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -27,8 +26,6 @@ QUIET_AFTER = timedelta(seconds=3)
 RECONNECT_WITHIN = timedelta(seconds=25)
 """Time that agents of an ended web process need to reach another one that keeps up: 20 s until a ping times out
 (`engine_agent.node.connection`) or 5 s between two tries, then a new connection and its first report."""
-CROWD_LEAST, CROWD_PERCENT = 20, 1
-"""Nodes that connect one soon after the other are a crowd if they are so many, and such a share of all nodes."""
 MAX_EXCUSED = timedelta(seconds=120)
 """Limit of the time for which trouble of the control plane excuses a node, so that web processes that never catch up or
 restart repeatedly cannot hide a dead node."""
@@ -81,10 +78,9 @@ class ListenerView:
 
 @dataclass(frozen=True, slots=True)
 class Listeners:
-    """Web processes that ran recently, by ID. `crowd_returned_at`: when nodes last connected as a crowd."""
+    """Web processes that ran recently, by ID."""
 
     by_id: Mapping[str, ListenerView] = field(default_factory=dict)
-    crowd_returned_at: datetime | None = None
 
     def heard_at(
         self, reported_at: datetime | None, listener: str, *, connected: bool, quiet: bool, now: datetime
@@ -105,23 +101,13 @@ class Listeners:
         else:
             excused = self._all_keep_up_since(now)
             if own is None or own.until <= now:
-                # While a crowd returns, the others are probably part of it: the computers of agents and of the control
-                # plane take what time they need for thousands of handshakes.
-                ends = (excused, own and own.until, self.crowd_returned_at)
-                excused = max(end for end in ends if end) + RECONNECT_WITHIN
+                excused = max(excused, own.until if own else excused) + RECONNECT_WITHIN
         return max(heard_at, min(excused, heard_at + MAX_EXCUSED))
 
     def _all_keep_up_since(self, now: datetime) -> datetime:
         """Since when every process receives reports of nodes that reconnect; `now` while one is behind."""
         running = [one for one in self.by_id.values() if one.until > now]
         return max((now if one.since is None else one.since for one in running), default=_LONG_AGO)
-
-
-def crowd_returned_at(connected_at: Collection[datetime]) -> datetime | None:
-    """When the nodes that connected last, and are a crowd, had begun to be one. None of fewer nodes than that.
-    `connected_at`: of every node with an open connection, when it opened."""
-    crowd = max(CROWD_LEAST, len(connected_at) * CROWD_PERCENT // 100)
-    return heapq.nlargest(crowd, connected_at)[-1] if len(connected_at) >= crowd else None
 
 
 @dataclass(frozen=True, slots=True)

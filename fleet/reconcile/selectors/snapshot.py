@@ -23,7 +23,7 @@ from fleet.faults.selectors.faults import faults_view
 from fleet.machines.planner import LOCAL, POOLED, provider_limits
 from fleet.machines.selectors import divided_regions, free_machines, machine_views
 from fleet.nodes.models import AgentListener
-from fleet.nodes.planner import MAX_EXCUSED, Listeners, ListenerView, crowd_returned_at
+from fleet.nodes.planner import Listeners, ListenerView
 from fleet.quotas.models import Quota
 from fleet.reconcile.planning.settings import FleetSettings
 from fleet.reconcile.planning.snapshot import (
@@ -32,7 +32,6 @@ from fleet.reconcile.planning.snapshot import (
     DeploymentView,
     FleetView,
     MachineView,
-    NodeView,
     RegionView,
     RolloutView,
     VersionView,
@@ -90,20 +89,10 @@ def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: F
         notices=written.get("notices", ["fleet_cloudnotice", "fleet_node"], lambda: tuple(_notices())),
         quotas=written.get("quotas", ["fleet_quota"], quota_views),
         planned=written.get("planned", PLANNED_CELLS_OF, planned_place_cells),
-        listeners=_listeners(known.nodes.values(), now),
+        listeners=Listeners({row.id: ListenerView(row.since, row.until) for row in AgentListener.objects.all()}),
         machines=_machines(cells.values(), regions, written),
         layouts_changing=Counter(region for region, opened_at in changing if opened_at >= since),
     )
-
-
-def _listeners(nodes: Iterable[NodeView], now: datetime) -> Listeners:
-    """The crowd is only sought while a web process that ended excuses silence."""
-    by_id = {row.id: ListenerView(row.since, row.until) for row in AgentListener.objects.all()}
-    if not any(now - MAX_EXCUSED < one.until <= now for one in by_id.values()):
-        return Listeners(by_id)
-    reports = [node.report for node in nodes if node.report.connected]
-    opened_at = [report.connection_changed_at for report in reports if report.connection_changed_at]
-    return Listeners(by_id, crowd_returned_at(opened_at))
 
 
 def _layouts_changing() -> list[tuple[str, datetime]]:

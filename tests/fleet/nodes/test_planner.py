@@ -2,7 +2,7 @@
 software."""
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -20,7 +20,6 @@ from fleet.nodes.planner import (
     Listeners,
     ListenerView,
     compare_stacks,
-    crowd_returned_at,
     member_stacks,
     plan_holders,
     stack_digest,
@@ -131,32 +130,6 @@ def test_a_node_that_is_only_excused_is_no_witness() -> None:
     assert [d for d in plan_liveness(view, SETTINGS, NOW) if isinstance(d, MoveNode)] == []
 
 
-def test_while_a_crowd_returns_the_others_have_time() -> None:
-    """Both web processes were killed, and those that replace them keep up with the agents that reach them."""
-    killed = ListenerView(ago(3600), ago(60))
-    silent, back = heard("n", 65, connected=False), [ago(seconds) for seconds in range(50)]
-    returning = Listeners({"a": killed, "b": ListenerView(ago(55), LASTS)}, crowd_returned_at(back))
-    view = replace(fleet(silent, heard("w", 0, "b")), listeners=returning)
-    assert [d for d in plan_liveness(view, SETTINGS, NOW) if isinstance(d, MoveNode)] == []
-    over = replace(view, listeners=replace(returning, crowd_returned_at=ago(36)))
-    assert [d.node for d in plan_liveness(over, SETTINGS, NOW) if isinstance(d, MoveNode)] == ["n"]
-
-
-@pytest.mark.parametrize(
-    ("connected_s", "expected_s"),
-    [
-        ([], None),
-        ([1] * 19, None),
-        ([1] * 19 + [600], 600),  # a few nodes that connect again and again are no crowd
-        ([1] * 20 + [600] * 80, 1),
-        ([1] * 29 + [600] * 2971, 600),
-        ([1] * 30 + [600] * 2970, 1),
-    ],
-)
-def test_a_crowd_is_a_share_of_all_nodes(connected_s: list[float], expected_s: float | None) -> None:
-    assert crowd_returned_at([ago(seconds) for seconds in connected_s]) == (expected_s and ago(expected_s))
-
-
 _PAST = st.floats(0, 4000).map(ago)
 _LISTENERS = st.builds(ListenerView, since=st.none() | _PAST, until=st.floats(-5, 4000).map(ago))
 
@@ -166,16 +139,14 @@ _LISTENERS = st.builds(ListenerView, since=st.none() | _PAST, until=st.floats(-5
     st.floats(0, 4000),
     st.sampled_from(["", "a", "b", "x"]),
     st.booleans(),
-    st.none() | _PAST,
 )
 def test_an_excuse_only_delays_and_never_for_longer_than_its_bound(
-    listeners: dict[str, ListenerView], heard_s: float, listener: str, connected: bool, crowd: datetime | None
+    listeners: dict[str, ListenerView], heard_s: float, listener: str, connected: bool
 ) -> None:
     heard_at = ago(heard_s)
-    counts_from = Listeners(listeners, crowd).counts_from(heard_at, listener, connected=connected, now=NOW)
+    counts_from = Listeners(listeners).counts_from(heard_at, listener, connected=connected, now=NOW)
     assert heard_at <= counts_from <= heard_at + MAX_EXCUSED
-    ends = [one.since and max(one.since, one.until) for one in listeners.values()]
-    if all(end and end + RECONNECT_WITHIN <= heard_at for end in [*ends, crowd or heard_at - RECONNECT_WITHIN]):
+    if all(one.since and max(one.since, one.until) + RECONNECT_WITHIN <= heard_at for one in listeners.values()):
         assert counts_from == heard_at
 
 
