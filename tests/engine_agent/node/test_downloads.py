@@ -34,8 +34,7 @@ from tests.engine_agent.engines.s3_server import BUCKET, empty_bucket, s3_server
 from tests.engine_agent.fake_control_plane import FakeControlPlane
 from tests.engine_agent.node.test_compile_caches import FOLDERS, KEY, compile_into
 from tests.engine_agent.node.test_peers import answered
-from tests.engine_agent.node.test_weights import Node, content, plan, stated
-from tests.models_registry.rows import artifact
+from tests.engine_agent.node.test_weights import Node, content, plan, plane_with, stated
 from tests.ports import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -46,10 +45,7 @@ SIZE = sum(map(len, FILES.values()))
 
 @pytest_asyncio.fixture
 async def plane(tmp_path: Path) -> AsyncIterator[FakeControlPlane]:
-    plane = FakeControlPlane()
-    plane.weights, plane.credentials = tmp_path / "plane", {"sw_1_secret"}
-    artifact(plane.weights, FILES)
-    async with plane.running():
+    async with plane_with(FILES, tmp_path / "plane") as plane:
         yield plane
 
 

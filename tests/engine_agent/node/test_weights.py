@@ -36,12 +36,19 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow]
 FILES = {"config.json": b"{}", "a folder/model 1.safetensors": bytes(range(256)) * 4096}
 
 
+@contextlib.asynccontextmanager
+async def plane_with(files: dict[str, bytes], folder: Path) -> AsyncIterator[FakeControlPlane]:
+    """A control plane that gives these weights to an agent."""
+    plane = FakeControlPlane()
+    plane.weights, plane.credentials = folder, {"sw_1_secret"}
+    artifact(plane.weights, files)
+    async with plane.running():
+        yield plane
+
+
 @pytest_asyncio.fixture
 async def plane(tmp_path: Path) -> AsyncIterator[FakeControlPlane]:
-    plane = FakeControlPlane()
-    plane.weights, plane.credentials = tmp_path / "plane", {"sw_1_secret"}
-    artifact(plane.weights, FILES)
-    async with plane.running():
+    async with plane_with(FILES, tmp_path / "plane") as plane:
         yield plane
 
 
