@@ -335,8 +335,8 @@ _TAIL_BYTES = 4
 
 
 def is_error_event(piece: bytes) -> bool:
-    """Whether a piece of a stream begins with an error event, as vLLM writes it."""
-    return piece.startswith(_ERROR_EVENT)
+    """Whether a piece of a stream has an error event, as vLLM writes it. Text cannot have it: its quotes are escaped."""
+    return _ERROR_EVENT in piece
 
 
 class TokenCount:

@@ -288,9 +288,10 @@ def test_between_events_there_is_room_for_another_and_within_one_there_is_not() 
     assert not count.at_boundary
 
 
-def test_an_error_event_is_known_by_its_beginning() -> None:
+def test_an_error_event_is_counted_wherever_a_read_has_it() -> None:
     assert is_error_event(ERROR)
     assert not is_error_event(token_event('data: {"error"'))
-    count = TokenCount(streaming=True)
-    count.add(ERROR)
-    assert (count.errors, count.tokens) == (1, 0)
+    for before in (b"", token_event("a") + token_event("b")):
+        count = TokenCount(streaming=True)
+        count.add(before + ERROR)
+        assert (count.errors, count.tokens) == (1, before.count(b"\n\n"))
