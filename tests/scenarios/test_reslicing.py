@@ -19,6 +19,7 @@ import pytest
 from tests.asking import CLIENT
 from tests.engine_agent.ingress.traffic import SteadyTraffic
 from tests.scenarios.running_fleet import LIMIT_S, REGIONS, WORKER, RunningFleet, eventually
+from tests.scenarios.test_continuation import continued, undisturbed_streams
 from tests.scenarios.test_join import REGION, Host
 
 pytestmark = [pytest.mark.long, pytest.mark.scenario, pytest.mark.own_fleet, pytest.mark.timeout(1500)]
@@ -177,10 +178,12 @@ def test_a_host_is_divided_for_each_demand_and_no_request_fails(fleet: RunningFl
         eventually(lambda: spares(fleet) == 2, LIMIT_S)
         fleet.post(f"machines/{second}/layout", {"layout": "2x1", "pinned": True})
         fleet.scale("of-1", REGION, 1)
+        fleet.patch("traffic/policies/of-1", {"continuation": True})
         eventually(lambda: answers(url, "of-1"))
         with (
             joined(fleet, tmp_path, "divided", layout="8x1", instance_type="share.1") as divided,
             load(url, "of-1") as traffic,
+            undisturbed_streams(url, "of-1") as streams,
         ):
             eventually(lambda: spares(fleet) == 9, LIMIT_S)
             fleet.scale("of-1", REGION, 2)
@@ -197,5 +200,7 @@ def test_a_host_is_divided_for_each_demand_and_no_request_fails(fleet: RunningFl
                 fleet.scale(deployment, REGION, 0)
             assert machines(fleet)[second]["layout"] == "2x1"
         print(f"{traffic.sent} requests, {traffic.served.total()} served by {len(traffic.served)} cells")  # noqa: T201
+        print(f"{len(streams)} streams")  # noqa: T201
+        assert continued(tmp_path)["leaving"] > 0, "the host that is divided had streams before"
         assert traffic.failures == []
         assert traffic.served.total() == traffic.sent
