@@ -178,14 +178,19 @@ def ingress(
 
 @contextlib.contextmanager
 def cell_proxy(
-    folder: Path, number: int, port: int, engine_port: int, certify: Callable[[Path, str], None] | None = None
+    folder: Path,
+    number: int,
+    port: int,
+    engine_port: int,
+    certify: Callable[[Path, str], None] | None = None,
+    python: str = sys.executable,
 ) -> Iterator[tuple[CellEndpoint, psutil.Process]]:
     """A cell proxy before one stub cell, on `port` and `port` + 2; over TLS if it is given a certificate."""
     node, home = f"n-bench{number:03d}", folder / f"node-{number}"
     if certify:
         certify(home, node)
     words = (
-        *(sys.executable, "-m", "engine_agent.cell_proxy", "--node-id", node, "--cell", f"c-{number}"),
+        *(python, "-m", "engine_agent.cell_proxy", "--node-id", node, "--cell", f"c-{number}"),
         *("--generation", "1", "--port", str(port), "--admin-port", str(port + 2)),
         *("--engine", f"http://127.0.0.1:{engine_port}", "--model", MODEL, "--max-concurrency", str(PLACES)),
         "--no-access-log",

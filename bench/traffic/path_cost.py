@@ -4,16 +4,20 @@ The whole path (HAProxy, cell proxies, TLS between them) runs before cells that 
 (`schedstat`, of every thread) and the load is fixed, so other work on the machine changes the figures less than it
 changes requests/s. `--beside` runs the paths of other checkouts in turns with this one.
 
+`--python` runs cell proxies with other interpreters in turns, which need the packages of
+`engine_agent/requirements.txt`.
+
 `--speeds` measures requests/s, chunks/s and the added time to the first token instead, on a machine without other work,
 with TLS inside and without, and the CPU time of the same requests.
 
-    .venv/bin/python -m bench path_cost [--rounds 5] [--beside FOLDER …] [--peer vllm-router]
+    .venv/bin/python -m bench path_cost [--rounds 5] [--beside FOLDER …] [--python python3.14 …] [--peer vllm-router]
     .venv/bin/python -m bench path_cost --speeds --rounds 7 --peer vllm-router smg
 """
 
 import argparse
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -72,13 +76,16 @@ class RunningPath:
 
 
 @contextmanager
-def whole_path(name: str, root: Path, port: int, fleet: BenchFleet | None) -> Iterator[RunningPath]:
-    """An ingress and one cell proxy of the checkout in `root`; `fleet` None: plain links."""
+def whole_path(
+    name: str, root: Path, port: int, fleet: BenchFleet | None, python: str = sys.executable
+) -> Iterator[RunningPath]:
+    """An ingress and one cell proxy of the checkout in `root`; `fleet` None: plain links. `python` runs the proxy."""
     folder = RESULTS / "runs" / f"path-{name.replace(', ', '-')}"
     certify = (fleet.certify_node, fleet.certify_ingress) if fleet else (None, None)
     with ExitStack() as stack:
         before = contenders.CHECKOUT.set(root)
-        end, proxy = stack.enter_context(contenders.cell_proxy(folder, 0, port + 10, BASE_PORT, certify[0]))
+        running = contenders.cell_proxy(folder, 0, port + 10, BASE_PORT, certify[0], python=python)
+        end, proxy = stack.enter_context(running)
         agent = stack.enter_context(contenders.ingress(folder / "ingress", port, [end], certify=certify[1]))
         contenders.CHECKOUT.reset(before)
         contenders.wait_until_it_answers(port)
@@ -90,10 +97,10 @@ def whole_path(name: str, root: Path, port: int, fleet: BenchFleet | None) -> It
 
 
 @contextmanager
-def peer_path(name: str, port: int) -> Iterator[RunningPath]:
+def peer_path(name: str, port: int, cells: Sequence[int] = (BASE_PORT, BASE_PORT)) -> Iterator[RunningPath]:
     peer = next(each for each in contenders.PEERS if each.name == name)
     programs = contenders.install(peer, RESULTS)
-    with contenders.peer_process(peer, programs, RESULTS / "runs", port, [BASE_PORT, BASE_PORT]) as process:
+    with contenders.peer_process(peer, programs, RESULTS / "runs", port, cells) as process:
         contenders.wait_until_it_answers(port, process=process)
         yield RunningPath(name, port, lambda: {name: family(process.pid)})
 
@@ -162,6 +169,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--seconds", type=float, default=2.0, help="of the longest measurement of a round")
     parser.add_argument("--beside", type=Path, nargs="*", default=[], help="other checkouts, whose paths run in turns")
+    parser.add_argument("--python", nargs="*", default=[], help="other interpreters for cell proxies, in turns")
     parser.add_argument("--plain", action="store_true", help="without TLS between ingress and cell proxy")
     parser.add_argument("--speeds", action="store_true", help="requests/s, chunks/s and added time to the first token")
     parser.add_argument("--peer", nargs="*", default=[], help="routers from PyPI to measure in the same run")
@@ -170,14 +178,16 @@ def main(parser: argparse.ArgumentParser) -> None:
     program = wire_build(RESULTS)
     roots = {"this": ROOT} | {each.name: each.resolve() for each in options.beside}
     links = {"": None if options.plain else BenchFleet()} | ({", plain": None} if options.speeds else {})
-    ours = [(f"{name}{suffix}", root, fleet) for name, root in roots.items() for suffix, fleet in links.items()]
+    own = sys.executable
+    ours = [(f"{name}{suffix}", root, fleet, own) for name, root in roots.items() for suffix, fleet in links.items()]
+    ours += [(Path(each).name, ROOT, links[""], each) for each in options.python]
     rows: list[dict[str, Any]] = []
     with ExitStack() as stack:
         stack.enter_context(wire_cells(program, BASE_PORT, 1))
         paths = [RunningPath(DIRECT, BASE_PORT, dict)] if options.speeds else []
         paths += [
-            stack.enter_context(whole_path(name, root, BASE_PORT + PORTS_EACH * number, fleet))
-            for number, (name, root, fleet) in enumerate(ours, 1)
+            stack.enter_context(whole_path(name, root, BASE_PORT + PORTS_EACH * number, fleet, python))
+            for number, (name, root, fleet, python) in enumerate(ours, 1)
         ]
         paths += [
             stack.enter_context(peer_path(name, BASE_PORT + PORTS_EACH * (len(ours) + 2 * number)))

@@ -2,9 +2,10 @@
 
 The configuration of a table with one pool runs once as it is, and once for each group without it, in front of cells
 that cost next to nothing, in rounds that alternate. The links are plain, and no other process of the path runs. A group
-that is left out saves its rules and what they do; groups overlap, so the savings do not add up.
+that is left out saves its rules and what they do; groups overlap, so the savings do not add up. `--peer` measures
+routers from PyPI in the same rounds.
 
-    .venv/bin/python -m bench rule_cost [--rounds 9] [--seconds 0.12] [--chunks]
+    .venv/bin/python -m bench rule_cost [--rounds 9] [--seconds 0.12] [--chunks] [--peer vllm-router]
 """
 
 import argparse
@@ -23,8 +24,8 @@ from typing import Any
 from bench import RESULTS, note, table
 from bench.fleet.idle import used_by
 from bench.traffic.contenders import MODEL, PLACES, REGION
-from bench.traffic.path_cost import FLOOD, spread
-from bench.traffic.proxies import WHOLE, wire_ask, wire_build, wire_cells
+from bench.traffic.path_cost import peer_path, spread
+from bench.traffic.proxies import FLOOD, FLOOD_STREAMS, WHOLE, wire_ask, wire_build, wire_cells
 from engine_agent.ingress import config
 from engine_agent.ingress.desired import DesiredHaproxy, desired_from
 from engine_agent.ingress.haproxy import find_binary
@@ -94,7 +95,15 @@ backend b
 class Running:
     name: str
     port: int
-    pid: int
+    pids: tuple[int, ...]
+
+    @property
+    def cpu_s(self) -> float:
+        """Raises RuntimeError if a process has ended."""
+        used = [used_by(pid) for pid in self.pids]
+        if None in used:
+            raise RuntimeError(f"{self.name} has ended; see its log in .cache/bench/runs")
+        return sum(one.cpu_s for one in used if one is not None)
 
 
 def without(text: str, cuts: tuple[Cut, ...]) -> str:
@@ -148,21 +157,27 @@ def haproxy(name: str, port: int, threads: int, cuts: tuple[Cut, ...] | None) ->
         )
     reader = subprocess.Popen(("cat",), stdin=process.stdout, stdout=subprocess.DEVNULL)
     try:
-        yield Running(name, port, process.pid)
+        yield Running(name, port, (process.pid,))
     finally:
         process.kill()
         process.wait()
         reader.wait()
 
 
+@contextlib.contextmanager
+def router(name: str, port: int) -> Iterator[Running]:
+    with peer_path(name, port, (BASE_PORT, BASE_PORT + 1)) as path:
+        yield Running(name, port, tuple(each.pid for each in path.parts()[name]))
+
+
 def measure(program: Path, running: Running, body: dict[str, Any], unit: str, seconds: float) -> dict[str, Any]:
-    before = used_by(running.pid)
-    seen = wire_ask(program, "closed", running.port, 64, seconds, body)
-    after = used_by(running.pid)
-    if before is None or after is None or seen.errors:
-        raise RuntimeError(f"{running.name}: {seen.complaint or 'no HAProxy'}; see its log in .cache/bench/runs")
-    us = 1e6 * (after.cpu_s - before.cpu_s) / max(1, getattr(seen, unit))
-    return {"rules": running.name, "unit": unit, "us": us}
+    before = running.cpu_s
+    seen = wire_ask(program, "closed", running.port, FLOOD_STREAMS if unit == "events" else 64, seconds, body)
+    if seen.errors:
+        raise RuntimeError(f"{running.name}: {seen.complaint}; see its log in .cache/bench/runs")
+    units = max(1, getattr(seen, unit))
+    us = 1e6 * (running.cpu_s - before) / units
+    return {"rules": running.name, "unit": unit, "us": us, "per_s": units / seen.seconds}
 
 
 def main(parser: argparse.ArgumentParser) -> None:
@@ -170,6 +185,7 @@ def main(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=0.12, help="of one measurement")
     parser.add_argument("--threads", type=int, default=2, help="of HAProxy")
     parser.add_argument("--chunks", action="store_true", help="chunks of streams instead of short requests")
+    parser.add_argument("--peer", nargs="*", default=[], help="routers from PyPI to measure in the same run")
     options = parser.parse_args()
     program = wire_build(RESULTS)
     body, unit = (FLOOD, "events") if options.chunks else (WHOLE, "requests")
@@ -181,6 +197,8 @@ def main(parser: argparse.ArgumentParser) -> None:
             stack.enter_context(haproxy(name, BASE_PORT + 10 + number, options.threads, cuts))
             for number, (name, cuts) in enumerate(variants.items())
         ]
+        first = BASE_PORT + 10 + len(variants)
+        all_running += [stack.enter_context(router(name, first + number)) for number, name in enumerate(options.peer)]
         time.sleep(2)  # until all have checked the cells
         for running in all_running:
             measure(program, running, body, unit, options.seconds)
@@ -190,7 +208,16 @@ def main(parser: argparse.ArgumentParser) -> None:
                 rows.append(row)
                 note("rule_cost", row)
                 time.sleep(0.1)
-    used = {name: [row["us"] for row in rows if row["rules"] == name] for name in variants}
-    whole = statistics.median(used["all rules"])
-    lines = [[name, spread(us, 1), f"{whole - statistics.median(us):.1f}"] for name, us in used.items()]
-    print(table(["without", f"µs of a {unit.removesuffix('s')}", "saves"], lines))
+    of = {name: [row for row in rows if row["rules"] == name] for name in (*variants, *options.peer)}
+    us = {name: [row["us"] for row in found] for name, found in of.items()}
+    whole = statistics.median(us["all rules"])
+    lines = [
+        [
+            name,
+            spread(us[name], 1),
+            "-" if name in options.peer else f"{whole - statistics.median(us[name]):.1f}",
+            spread([row["per_s"] for row in found], 0),
+        ]
+        for name, found in of.items()
+    ]
+    print(table(["without", f"µs of a {unit.removesuffix('s')}", "saves", "per second"], lines))
