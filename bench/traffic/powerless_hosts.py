@@ -8,6 +8,7 @@ import socket
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,13 @@ from bench.traffic.killable_cells import SIM, VERSION
 from bench.traffic.sim_cells import Ports, engine_command, proxy_command
 from bench.traffic.stream_reader import StreamReader
 from engine_agent.ingress.agent import JOURNAL_FILE
+from engine_agent.ingress.config import RELAY_SOCKETS
 from engine_agent.ingress.main import JOIN_TOKEN_VARIABLE
 from engine_agent.ingress.relay_processes import read_counts
 from engine_agent.node.journal import Journal
 from engine_agent.protocol.identity import PLAIN_LINKS_VARIABLE
 from engine_agent.protocol.ingress_messages import CellEndpoint, Pool, RoutingTable
+from engine_agent.relay.meter import RelayCounts
 from lab.hosts import client
 from lab.hosts.file_tree import START_AT_BOOT, place_of, write
 from lab.hosts.places import Places, read_places
@@ -46,27 +49,34 @@ REFUSED = "status 503"
 
 @dataclass(frozen=True)
 class Laboratory:
-    """`port`: of the ingress, on this host. `relay`: the socket of its relay."""
+    """`port`: of the ingress, on this host. `relays`: the folder with the sockets of its relays."""
 
     places: Places
     port: int
-    relay: Path
+    relays: Path
+
+    async def counts(self) -> list[RelayCounts]:
+        return [await read_counts(socket) for socket in self.relays.glob("[0-9]*.sock")]
 
     async def serves(self) -> None:
         """Waits until requests pass the relay and reach every cell."""
         url, cells = f"http://127.0.0.1:{self.port}/v1/chat/completions", set[str]()
         body = {"model": contenders.MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "ping"}]}
         async with httpx.AsyncClient(timeout=30) as http, asyncio.timeout(READY_WITHIN_S):
-            while len(cells) < len(CELLS) or not (await read_counts(self.relay)).requests:
+            while len(cells) < len(CELLS) or not any(each.requests for each in await self.counts()):
                 asked = [http.post(url, json=body) for _ in range(4 * len(CELLS))]
                 answers = await asyncio.gather(*asked, return_exceptions=True)
                 found = (each.headers.get("x-switchyard-cell") for each in answers if isinstance(each, httpx.Response))
                 cells = {cell for cell in found if cell}
                 await asyncio.sleep(0.5)
 
-    def continued(self) -> dict[str, int]:
+    def continued(self) -> Counter[str]:
         """Streams that continued, by reason."""
-        return dict(asyncio.run(read_counts(self.relay)).pools[contenders.MODEL].continued_total)
+        found = Counter[str]()
+        for each in asyncio.run(self.counts()):
+            if pool := each.pools.get(contenders.MODEL):
+                found.update(pool.continued_total)
+        return found
 
 
 def rounds(count: int, rate: float, tokens: int) -> Iterator[dict[str, Any]]:
@@ -78,7 +88,7 @@ def rounds(count: int, rate: float, tokens: int) -> Iterator[dict[str, Any]]:
         for number in range(count):
             host = CELLS[number % len(CELLS)]
             asyncio.run(lab.serves())
-            before = lab.continued() if number else {}
+            before = lab.continued()
             with streaming(reader, lab.port, rate) as seen:
                 time.sleep(RUNS_BEFORE_S)
                 client.ask(lab.places, "power-off", name=host)
@@ -93,7 +103,7 @@ def rounds(count: int, rate: float, tokens: int) -> Iterator[dict[str, Any]]:
                 "streams": len(begun),
                 "refused": len(seen) - len(begun),
                 "running": len(pauses),
-                "continued": {why: now - before.get(why, 0) for why, now in lab.continued().items()},
+                "continued": dict(lab.continued() - before),
                 "cut": sum(each.is_cut for each in begun),
                 "errors": sorted({each.error for each in begun if each.error}),
                 "texts_that_differ": sum(each.text != expected.text for each in begun),
@@ -106,8 +116,8 @@ async def _until_relayed(lab: Laboratory) -> None:
     async with asyncio.timeout(READY_WITHIN_S):
         while True:
             with contextlib.suppress(OSError):
-                await read_counts(lab.relay)
-                return
+                if await lab.counts():
+                    return
             await asyncio.sleep(0.2)
 
 
@@ -126,7 +136,7 @@ def laboratory() -> Iterator[Laboratory]:
             port: int = free.getsockname()[1]
         client.start(topology, places, [client.Forward(port, INGRESS, INGRESS_PORT)])
         try:
-            yield Laboratory(places, port, home / "relay" / "1.sock")
+            yield Laboratory(places, port, home / RELAY_SOCKETS)
         finally:
             client.stop(places, wipe=True)
 
