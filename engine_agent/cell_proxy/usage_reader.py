@@ -335,7 +335,7 @@ _TAIL_BYTES = 4
 
 
 def is_error_event(piece: bytes) -> bool:
-    """Whether a piece of a stream has an error event, as vLLM writes it. Text cannot have it: its quotes are escaped."""
+    """Whether a piece of a stream has an error event, as vLLM writes it. No text can: its quotes are escaped."""
     return _ERROR_EVENT in piece
 
 
