@@ -28,8 +28,8 @@ ORIGIN_TONE = {Origin.SHIPPED: Tone.IDLE, Origin.OPERATOR: Tone.OK, Origin.FOUND
 
 
 def validate_finite(value: float) -> None:
-    """NaN is neither below nor above a bound."""
-    if not math.isfinite(value):
+    """NaN is neither below nor above a bound. Whole numbers are finite, also those that no float holds."""
+    if not isinstance(value, int) and not math.isfinite(value):
         raise ValidationError("it must be a finite number", code="finite")
 
 

@@ -10,7 +10,6 @@ Target calls are idempotent, so their rows are written afterwards. A deregistere
 delay has passed; its machine waits for that."""
 
 import logging
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -116,7 +115,7 @@ def _checked_shares(shares: Mapping[str, float]) -> dict[str, float]:
         if region not in there:
             message = f"there is no region {region}; there are: {', '.join(sorted(there))}"
             raise InvalidInput(field=f"shares.{region}", rule="region", message=message)
-        if not (math.isfinite(share) and 0 <= share <= MOST_SHARE):
+        if not 0 <= share <= MOST_SHARE:
             message = f"the share of {region} is {share:g}; it must be from 0 to {MOST_SHARE:g}"
             raise InvalidInput(field=f"shares.{region}", rule="share", message=message)
     if there and not any(shares.get(region, 1.0) for region in there):

@@ -78,6 +78,7 @@ def test_a_new_type_is_completed_from_shipped_ones() -> None:
     [
         ({"chips": 0}, "chips"),
         ({"memory_gib": float("nan")}, "memory_gib"),
+        ({"tensor_parallel_degree": 10**400}, "tensor_parallel_degree"),
         ({"memory_gib": -1.0}, "memory_gib"),
         ({"chips": 10**9}, "chips"),
         ({"cpu_arch": "sparc"}, "cpu_arch"),

@@ -173,6 +173,7 @@ def test_contexts_are_averaged_and_what_lies_between_is_on_a_line() -> None:
         (document(steps=[{"batch": 1, "verified": 65, "seconds": 1}]), "verified is '65'"),
         (document(steps=[{"batch": 1, "verified": 1, "seconds": 0}]), "seconds is '0'; it must be a number above 0"),
         (document(steps=[{"batch": 1, "verified": 1, "seconds": float("nan")}]), "seconds is 'nan'"),
+        (document(steps=[{"batch": 1, "verified": 1, "seconds": 10**400}]), "seconds is '1000"),
         (
             document(steps=[{"batch": 4, "verified": 2, "seconds": 1}]),
             r"batch 4 needs a step of 1 verified .* has \[2\]",

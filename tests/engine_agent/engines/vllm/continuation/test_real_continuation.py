@@ -160,12 +160,13 @@ def test_log_probabilities_of_new_tokens_are_those_of_the_undisturbed_run(
     path, body = CASES["log probabilities"]
     whole = marked(engines[0].url, path, body)
     again = marked(engines[1].url, path, body, (whole.prompt, whole.groups[:10]))
+    repeated = sum(map(len, whole.groups[:10]))  # a busy engine puts several tokens into one
 
     def listed(stream: Stream) -> list[Any]:
         parts = (event["choices"][0]["logprobs"] for event in stream.events() if event["choices"])
         return [each for part in parts if part for each in part["content"]]
 
-    for found, wanted in zip(listed(again)[10:], listed(whole)[10:], strict=True):
+    for found, wanted in zip(listed(again)[repeated:], listed(whole)[repeated:], strict=True):
         assert found["token"] == wanted["token"]
         assert found["logprob"] == pytest.approx(wanted["logprob"], abs=1e-3)
 
