@@ -56,7 +56,7 @@ class CommandSocket:
             raise CommandRefused(f"{command.splitlines()[0][:120]}: {output[:300]}")
 
     async def _exchange(self, command: str) -> str:
-        with _short_path(self._folder) as folder:
+        with short_path(self._folder) as folder:
             reader, writer = await asyncio.open_unix_connection(f"{folder}/{self._name}")
         try:
             writer.write(f"{command}\n".encode())
@@ -75,7 +75,7 @@ class CommandSocket:
 
 
 @contextlib.contextmanager
-def _short_path(folder: Path) -> Iterator[str]:
+def short_path(folder: Path) -> Iterator[str]:
     """A path of `folder` that fits the 107 bytes of a UNIX socket's path."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import Callable
 
+from engine_agent.ingress.command_socket import short_path
 from engine_agent.ingress.settings import IngressSettings
 
 HOLD_SOCKET = "held.sock"
@@ -43,7 +44,8 @@ class HoldSocket:
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.setblocking(False)
-            listener.bind(str(self._path))
+            with short_path(self._path.parent) as folder:
+                listener.bind(f"{folder}/{self._path.name}")
             self._path.chmod(0o600)
             if self._account is not None:
                 os.chown(self._path, *self._account)

@@ -2,12 +2,14 @@
 gives. HAProxy spreads requests over them, and sends them past the relays while none runs."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
+from engine_agent.ingress.command_socket import short_path
 from engine_agent.ingress.config import RELAY_SOCKETS
 from engine_agent.ingress.desired import DesiredHaproxy
 from engine_agent.ingress.settings import IngressSettings
@@ -17,14 +19,17 @@ from engine_agent.protocol.metrics import family, sample
 from engine_agent.protocol.watchdog import AwakeClock, Watchdog
 from engine_agent.relay.meter import RelayCounts
 
+log = logging.getLogger(__name__)
+
 STOP_WITHIN_S: Final = 5.0
 """As HAProxy's streams have when an ingress stops."""
 READ_EVERY_S: Final = 5.0
 AGAIN_EVERY_S: Final = 0.5
 """After a reading without an answer."""
 READ_WITHIN_S: Final = 2.0
-_STARTS: Final = (FileNotFoundError, ConnectionRefusedError)
-"""A relay that has not opened its socket yet. One that hangs has: the kernel connects, and nothing answers."""
+_HANGS: Final = (TimeoutError, BlockingIOError)
+"""The kernel connects, and nothing answers; or as many connections wait as its socket takes. Any other error says that
+the relay was not asked: it may have no socket yet."""
 _OF_RELAY: Final = {
     "requests": ("counter", "Requests that passed a relay."),
     "open": ("gauge", "Requests in a relay."),
@@ -85,15 +90,14 @@ class RelayProcesses:
             read_at_s = clock.now_s()
             try:
                 counts = await read_counts(self.folder / f"{number}.sock")
-            except _STARTS:
-                watchdog.answered()
-            except (OSError, TimeoutError):
+            except _HANGS:
                 watchdog.missed(read_at_s)
                 if watchdog.is_silent(now_s := clock.now_s()) and process.pid == watched:
                     process.kill(f"no answer for {watchdog.silent_s(now_s):.0f} s")
                     watchdog.answered()
-            except ValueError:
+            except (OSError, ValueError) as error:
                 watchdog.answered()
+                log.warning("relay %d: its counts cannot be read: %s", number, error)
             else:
                 watchdog.answered()
                 self.counts[number] = counts
@@ -146,7 +150,8 @@ def _families(counts: Mapping[int, RelayCounts]) -> Iterator[str]:
 async def read_counts(socket: Path) -> RelayCounts:
     """Raises OSError, TimeoutError if the relay does not answer. Raises ValueError for an answer that is no counts."""
     async with asyncio.timeout(READ_WITHIN_S):
-        reader, writer = await asyncio.open_unix_connection(str(socket))
+        with short_path(socket.parent) as folder:
+            reader, writer = await asyncio.open_unix_connection(f"{folder}/{socket.name}")
         try:
             writer.write(f"GET {COUNTS_PATH} HTTP/1.1\r\nhost: relay\r\nconnection: close\r\n\r\n".encode())
             answer = await reader.read()

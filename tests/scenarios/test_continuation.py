@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import httpx
 import pytest
 
 from bench.traffic.continued_rollout import streaming
 from bench.traffic.stream_reader import Seen, StreamReader
-from engine_agent.protocol.continuation import COUNTS_PATH
+from engine_agent.ingress.relay_processes import read_counts
 from tests.scenarios.running_fleet import RunningFleet, eventually
 from tests.scenarios.test_rollouts import NO_BAKE, ended, start
 
@@ -110,7 +109,6 @@ def continued(home: Path) -> Counter[str]:
     """Streams that continued, by reason, as the relays of ingresses in this folder counted them."""
     found: Counter[str] = Counter()
     for socket in home.rglob("relay/[0-9].sock"):
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(socket)), base_url="http://relay") as http:
-            for pool in http.get(COUNTS_PATH).raise_for_status().json()["pools"].values():
-                found.update(pool.get("continued_total", {}))
+        for pool in asyncio.run(read_counts(socket)).pools.values():
+            found.update(pool.continued_total)
     return found

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from engine_agent.ingress import relay_processes
+from engine_agent.ingress.command_socket import short_path
 from engine_agent.ingress.relay_processes import RelayProcesses
 from engine_agent.ingress.settings import IngressSettings, Times
 from engine_agent.relay.meter import RelayMeter
@@ -52,7 +53,9 @@ async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) ->
 
 @contextlib.asynccontextmanager
 async def _reading(relays: RelayProcesses, handler: Handler) -> AsyncIterator[None]:
-    async with await asyncio.start_unix_server(handler, relays.folder / "1.sock"):
+    with short_path(relays.folder) as folder:
+        server = await asyncio.start_unix_server(handler, f"{folder}/1.sock")
+    async with server:
         task = asyncio.create_task(relays.read())
         yield
         task.cancel()
@@ -69,3 +72,25 @@ async def test_a_relay_that_answers_is_not_killed(relays: RelayProcesses, killed
     async with _reading(relays, _answer):
         await eventually(lambda: len(readings) > 10, what="it is read often")
     assert not killed
+
+
+@pytest.mark.parametrize("folder", ["relay", "a" * 100])
+async def test_a_relay_is_read_in_a_folder_of_any_length(
+    relays: RelayProcesses, killed: list[str], tmp_path: Path, folder: str
+) -> None:
+    relays.folder = tmp_path / folder
+    relays.folder.mkdir(exist_ok=True)
+    async with _reading(relays, _answer):
+        await eventually(lambda: relays.counts, what="its counts are read")
+    assert not killed
+
+
+async def test_a_relay_that_could_not_be_asked_is_not_killed(
+    relays: RelayProcesses, killed: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    (relays.folder / "1.sock").mkdir()
+    task = asyncio.create_task(relays.read())
+    await eventually(lambda: len(caplog.records) > 10, what="it is tried often")
+    task.cancel()
+    assert not killed
+    assert "relay 1: its counts cannot be read" in caplog.text
