@@ -91,13 +91,14 @@ def test_no_stream_is_cut(fleet: RunningFleet, act: Callable[[RunningFleet], Non
 
 
 @contextmanager
-def undisturbed_streams(url: str, model: str) -> Iterator[list[Seen]]:
-    """Sends streams while the block runs. Fails unless each is complete, with the text and the usage of the first."""
+def undisturbed_streams(url: str, model: str, rate: float = RATE) -> Iterator[list[Seen]]:
+    """Sends `rate` streams a second while the block runs. Fails unless each is complete, with the text and the usage of
+    the first."""
     reader, port = StreamReader("chat", TOKENS, model=model), urlsplit(url).port
     assert port is not None
     expected = asyncio.run(reader.read(port, 0))()
     assert not expected.is_cut, expected.error
-    with streaming(reader, port, RATE) as seen:
+    with streaming(reader, port, rate) as seen:
         eventually(lambda: len(seen) >= 2)
         yield seen
     assert [each.error or "no end" for each in seen if each.is_cut] == []

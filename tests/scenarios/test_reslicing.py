@@ -183,7 +183,7 @@ def test_a_host_is_divided_for_each_demand_and_no_request_fails(fleet: RunningFl
         with (
             joined(fleet, tmp_path, "divided", layout="8x1", instance_type="share.1") as divided,
             load(url, "of-1") as traffic,
-            undisturbed_streams(url, "of-1") as streams,
+            undisturbed_streams(url, "of-1", rate=1.0) as streams,
         ):
             eventually(lambda: spares(fleet) == 9, LIMIT_S)
             fleet.scale("of-1", REGION, 2)
