@@ -40,25 +40,35 @@ def killed(relays: RelayProcesses, monkeypatch: pytest.MonkeyPatch) -> list[str]
     return seen
 
 
-async def _hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _hang(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
     await reader.read()
-    writer.close()
 
 
 async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     await reader.readline()
     writer.write(COUNTS)
-    writer.close()
 
 
 @contextlib.asynccontextmanager
 async def _reading(relays: RelayProcesses, handler: Handler) -> AsyncIterator[None]:
+    connected: set[asyncio.StreamWriter] = set()
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.add(writer)
+        await handler(reader, writer)
+        writer.close()
+        with contextlib.suppress(OSError):
+            await writer.wait_closed()
+        connected.remove(writer)
+
     with short_path(relays.folder) as folder:
-        server = await asyncio.start_unix_server(handler, f"{folder}/1.sock")
+        server = await asyncio.start_unix_server(handle, f"{folder}/1.sock")
     async with server:
         task = asyncio.create_task(relays.read())
         yield
         task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await eventually(lambda: not connected, what="every connection is closed")
 
 
 async def test_a_relay_that_never_answers_is_killed(relays: RelayProcesses, killed: list[str]) -> None:
