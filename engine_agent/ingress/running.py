@@ -4,6 +4,7 @@ import csv
 import io
 import ipaddress
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -78,8 +79,8 @@ class RunningServer:
 
 @dataclass(frozen=True, slots=True)
 class RunningBackend:
-    """Totals of one backend; errors are responses of 5xx. `released_total`: of a backend that holds requests, those
-    that were released."""
+    """Totals of one backend; errors are responses of 5xx. `queued`: with those that wait for one server.
+    `released_total`: of a backend that holds requests, those that were released."""
 
     name: str
     in_flight: int
@@ -136,6 +137,9 @@ def read_running(info: str, stats: str, states: str, maps: Mapping[str, str], ov
     facts = dict(line.split(": ", 1) for line in info.splitlines() if ": " in line)
     rows = list(csv.DictReader(io.StringIO(stats.lstrip("# "))))
     by_server = {(row["pxname"], row["svname"]): row for row in rows}
+    waiting = Counter[str]()  # HAProxy counts requests that wait for a certain server there, not in their backend
+    for row in rows:
+        waiting[row["pxname"]] += _number(row, "qcur")
     try:
         return RunningHaproxy(
             structure=facts.get("description", ""),
@@ -144,7 +148,7 @@ def read_running(info: str, stats: str, states: str, maps: Mapping[str, str], ov
             log_lines_lost_total=int(facts.get("DroppedLogs", 0)),
             servers=tuple(_read_server(state, by_server) for state in _read_states(states) if _is_of_table(state)),
             backends=tuple(
-                _read_backend(row, by_server.get((row["pxname"], DOOR_SERVER)))
+                _read_backend(row, by_server.get((row["pxname"], DOOR_SERVER)), waiting[row["pxname"]])
                 for row in rows
                 if row["svname"] == "BACKEND"
             ),
@@ -201,11 +205,11 @@ def _reason(row: Mapping[str, str]) -> str:
     return " ".join(filter(None, (row.get("check_status", "").removeprefix("* "), row.get("last_chk", ""))))
 
 
-def _read_backend(row: dict[str, str], door: Mapping[str, str] | None) -> RunningBackend:
+def _read_backend(row: dict[str, str], door: Mapping[str, str] | None, queued: int) -> RunningBackend:
     return RunningBackend(
         name=row["pxname"],
         in_flight=_number(row, "scur"),
-        queued=_number(row, "qcur"),
+        queued=queued,
         requests_total=_number(row, "stot"),
         errors_total=_number(row, "hrsp_5xx"),
         bytes_in_total=_number(row, "bin"),

@@ -59,7 +59,7 @@ def test_a_worker_is_read_whole() -> None:
     assert running.maps == {LISTING_MAP: {"all": '{"a": "b c"}'}, "models.map": {}}
     assert running.overflow == {"chat": 4}
     assert read_running(INFO, STATS, STATES.format(admin=0, operation=2), MAPS, "No such table\n").overflow == {}
-    assert running.backends == (RunningBackend("pool.chat", 3, 2, 25, 6), RunningBackend("spill.chat", 1, 0, 7, 0))
+    assert running.backends == (RunningBackend("pool.chat", 3, 3, 25, 6), RunningBackend("spill.chat", 1, 0, 7, 0))
     cell, other_region = running.servers
     assert (cell.address, cell.port, cell.weight) == ("127.0.0.1", 9000, 100)
     assert (cell.max_connections, cell.in_flight, cell.queued, cell.errors_total) == (8, 3, 1, 3)
@@ -151,7 +151,7 @@ def test_telemetry_counts_by_pool_and_cell() -> None:
     assert said.pools == {
         "chat": PoolTraffic(
             in_flight=3,
-            queued=2,
+            queued=3,
             requests_total=21,  # four of 25 were overflow
             errors_total=6,
             spilled_in_flight=1,
