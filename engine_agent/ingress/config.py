@@ -132,7 +132,7 @@ def server_arguments(server: Server, times: Times) -> str:
     """Address and keywords of a server, for the file and for `add server`, which inherits no defaults. A failed request
     only brings the next health check forward: the check decides whether the server is down."""
     host = f"[{server.address}]" if ":" in server.address else server.address
-    arguments = [f"{host}:{server.port} check fastinter {times.check_fast_ms}ms fall 2 rise 1"]
+    arguments = [f"{host}:{server.port} check fastinter {times.check_fast_ms}ms fall {times.failed_checks} rise 1"]
     arguments += [f"observe layer{7 if server.cell else 4} error-limit 1 on-error fastinter"]
     arguments += [f"pool-purge-delay {times.idle_purge_s}s weight {server.weight}"]
     if server.tls_name:

@@ -79,6 +79,8 @@ class Times:
     paused cell proxy counts as up for twice this. Requests that fail meanwhile are tried elsewhere."""
     check_fast_ms: int = 100
     """Between checks after a failed one."""
+    failed_checks: int = 2
+    """In sequence, until a cell or ingress counts as down."""
     check_timeout_ms: int = 1000
     host_gone_s: float = 10.0
     """After this silence of a server's host, waiting requests are taken back. As long as a stream can pause for a
