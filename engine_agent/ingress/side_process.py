@@ -79,6 +79,9 @@ class SideProcess:
         """Ends the process and waits `within_s` for its requests."""
         for pid in self._running():
             await _stop(pid, within_s)
+        for child in self._children:  # the main thread can end before the others, which delays the exit status
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(child.wait, KILL_WITHIN_S)
         self._is_alive()
 
     def _replace(self, arguments: tuple[str, ...]) -> None:

@@ -112,6 +112,9 @@ async def running_proxy(
             if wait:
                 await until(proxy.is_healthy, "the proxy finds its engine healthy")
             yield proxy
+        except AssertionError as error:
+            error.add_note(f"exit status {process.returncode}, log: {log.read_text(errors='replace')[-4000:]}")
+            raise
         finally:
             if process.returncode is None:
                 process.kill()
