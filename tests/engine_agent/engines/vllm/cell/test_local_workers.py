@@ -132,9 +132,9 @@ def test_workers_that_are_closed_are_no_failure(nodes: Nodes) -> None:
         assert len(node.workers.replies(number)) == len(RANKS)
         os.kill(node.pid(0), signal.SIGTERM)  # as the agent sends to the engine's whole group
     node.workers.close()
-    for worker in node.workers._workers:
-        worker.process.join(LIMIT_S)
-        assert worker.process.exitcode == -signal.SIGKILL
+    for process in (worker.process for worker in node.workers._workers):
+        # A thread of the workers waits for it as well, and one of the two gets the exit status a moment later.
+        assert holds_within(lambda process=process: process.exitcode == -signal.SIGKILL, LIMIT_S)  # type: ignore[misc]
     assert node.ends.empty()
 
 
