@@ -90,15 +90,10 @@ class RunningIngress:
         home.mkdir(parents=True, exist_ok=True)
         ingress_id = ingress_id or f"i-{region}"
         self.identity = fleet_of_rigs().certify(home, IdentityKind.INGRESS, ingress_id)
-        # Cells of tests die by closing their sockets, never by silence: a late check means a busy machine. An interval
-        # also limits the TLS handshake of its check, and the cells run in the event loop of the test. With eight
-        # checks, a closed socket is noticed within two seconds, and a loop may be busy for eight.
-        times = Times(
-            connect_s=10,
-            check_interval_ms=check_interval_ms,
-            check_timeout_ms=10_000,
-            failed_checks=8 if check_interval_ms == CHECK_INTERVAL_MS else Times().failed_checks,
-        )
+        # An interval also limits the TLS handshake of its check, and the cells run in the event loop of the test. With
+        # eight checks, a socket that they close is noticed within two seconds, and a loop may be busy for eight.
+        checks = 8 if check_interval_ms == CHECK_INTERVAL_MS else Times().failed_checks
+        times = Times(connect_s=10, check_interval_ms=check_interval_ms, check_timeout_ms=10_000, failed_checks=checks)
         port = free_ingress_port()
         self.use(
             IngressSettings(
