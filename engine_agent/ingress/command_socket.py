@@ -15,6 +15,8 @@ SEPARATOR_COMMAND = "show version"
 """Its output, a unique line, separates the outputs of other commands."""
 MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 """`show stat` of 50,000 servers."""
+MAX_PATH_BYTES = 107
+"""Of a UNIX socket (`man 7 unix`)."""
 
 
 class Unreachable(Exception): ...
@@ -56,8 +58,8 @@ class CommandSocket:
             raise CommandRefused(f"{command.splitlines()[0][:120]}: {output[:300]}")
 
     async def _exchange(self, command: str) -> str:
-        with short_path(self._folder) as folder:
-            reader, writer = await asyncio.open_unix_connection(f"{folder}/{self._name}")
+        with short_path(self._folder / self._name) as path:
+            reader, writer = await asyncio.open_unix_connection(path)
         try:
             writer.write(f"{command}\n".encode())
             await writer.drain()
@@ -75,10 +77,14 @@ class CommandSocket:
 
 
 @contextlib.contextmanager
-def short_path(folder: Path) -> Iterator[str]:
-    """A path of `folder` that fits the 107 bytes of a UNIX socket's path."""
-    descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+def short_path(socket: Path) -> Iterator[str]:
+    """The path of a UNIX socket, through its open folder if it is too long for the kernel. `ss` shows the path that a
+    listener was bound to."""
+    if len(os.fsencode(socket)) <= MAX_PATH_BYTES:
+        yield str(socket)
+        return
+    descriptor = os.open(socket.parent, os.O_PATH | os.O_DIRECTORY)
     try:
-        yield f"/proc/self/fd/{descriptor}"
+        yield f"/proc/self/fd/{descriptor}/{socket.name}"
     finally:
         os.close(descriptor)

@@ -44,8 +44,8 @@ class HoldSocket:
         listener = socket.socket(socket.AF_UNIX)
         try:
             listener.setblocking(False)
-            with short_path(self._path.parent) as folder:
-                listener.bind(f"{folder}/{self._path.name}")
+            with short_path(self._path) as path:
+                listener.bind(path)
             self._path.chmod(0o600)
             if self._account is not None:
                 os.chown(self._path, *self._account)

@@ -150,8 +150,8 @@ def _families(counts: Mapping[int, RelayCounts]) -> Iterator[str]:
 async def read_counts(socket: Path) -> RelayCounts:
     """Raises OSError, TimeoutError if the relay does not answer. Raises ValueError for an answer that is no counts."""
     async with asyncio.timeout(READ_WITHIN_S):
-        with short_path(socket.parent) as folder:
-            reader, writer = await asyncio.open_unix_connection(f"{folder}/{socket.name}")
+        with short_path(socket) as path:
+            reader, writer = await asyncio.open_unix_connection(path)
         try:
             writer.write(f"GET {COUNTS_PATH} HTTP/1.1\r\nhost: relay\r\nconnection: close\r\n\r\n".encode())
             answer = await reader.read()

@@ -1,11 +1,13 @@
 """One command, one answer, or the reason why there is none."""
 
 import asyncio
+import socket
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from engine_agent.ingress.command_socket import CommandRefused, CommandSocket, Unreachable
+from engine_agent.ingress.command_socket import MAX_PATH_BYTES, CommandRefused, CommandSocket, Unreachable, short_path
 from engine_agent.protocol.local_servers import closing_connections
 
 
@@ -66,3 +68,14 @@ async def test_a_folder_deeper_than_a_socket_path_may_be_works(tmp_path: Path, m
     monkeypatch.chdir(deep)
     async with await answer_with(Path(), "deep"):
         assert await CommandSocket(deep, "s").send("show") == "deep"
+
+
+@pytest.mark.parametrize("length", [MAX_PATH_BYTES, MAX_PATH_BYTES + 1, 250])
+def test_a_socket_is_bound_by_its_own_path_where_the_kernel_takes_that(length: int) -> None:
+    with tempfile.TemporaryDirectory() as folder, socket.socket(socket.AF_UNIX) as listener:
+        path = Path(folder) / ("f" * (length - len(folder) - len("//s"))) / "s"
+        path.parent.mkdir()
+        with short_path(path) as short:
+            listener.bind(short)
+        assert path.is_socket()
+        assert (short == str(path)) == (length == MAX_PATH_BYTES)

@@ -26,7 +26,8 @@ COUNTS = b"HTTP/1.1 200 OK\r\n\r\n" + msgspec.json.encode(RelayMeter().counts())
 def relays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RelayProcesses:
     for name, seconds in {"READ_EVERY_S": 0.01, "AGAIN_EVERY_S": 0.01, "READ_WITHIN_S": 0.02}.items():
         monkeypatch.setattr(relay_processes, name, seconds)
-    settings = IngressSettings("i-1", "us-east-1", tmp_path, port=1, relays=1)
+    home = tmp_path / ("x" * 100)  # no socket can be reached by such a path
+    settings = IngressSettings("i-1", "us-east-1", home, port=1, relays=1)
     made = RelayProcesses(replace(settings, times=Times(silent_after_s=0.05)))
     made.folder.mkdir(parents=True)
     made.processes[0].pid = 1
@@ -61,8 +62,8 @@ async def _reading(relays: RelayProcesses, handler: Handler) -> AsyncIterator[No
             await writer.wait_closed()
         connected.remove(writer)
 
-    with short_path(relays.folder) as folder:
-        server = await asyncio.start_unix_server(handle, f"{folder}/1.sock")
+    with short_path(relays.folder / "1.sock") as path:
+        server = await asyncio.start_unix_server(handle, path)
     async with server:
         task = asyncio.create_task(relays.read())
         yield
