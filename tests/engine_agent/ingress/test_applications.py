@@ -333,6 +333,7 @@ async def test_whom_to_serve_without_tls_waits_for_no_certificate(
 
 
 async def answers(ingress: RunningIngress, status: int) -> None:
+    """Until then each request has its own connection: a reload closes those without a request."""
     async with asyncio.timeout(60):
-        while (await ingress.post(BODY)).status_code != status:  # noqa: ASYNC110 - nothing announces it
+        while (await ingress.post(BODY, connection="close")).status_code != status:  # noqa: ASYNC110 - nothing announces it
             await asyncio.sleep(0.05)  # until the next health check, or the next table
