@@ -1,5 +1,5 @@
-"""Web's listener for agents, on a real port with real agents' connections: which certificates are
-accepted, the cost of unauthenticated connections, and renewal and revocation without a restart."""
+"""Web's listener for agents, on a real port with real agents' connections: which certificates are accepted, and their
+renewal and revocation without a restart."""
 
 import asyncio
 import socket
@@ -12,30 +12,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 import uvicorn
 from asgiref.sync import sync_to_async
 from django.core.handlers.asgi import ASGIRequest
-from django.db import connections, transaction
+from django.db import transaction
 from uvicorn.server import ServerState
 
-from controlplane import agent_listener, request_bodies
+from controlplane import agent_listener
 from controlplane.agent_listener import ControlIdentity, listen
-from controlplane.connection_door import ConnectionDoor, ConnectionLimits
-from controlplane.request_bodies import RequestBodies
+from controlplane.connection_door import ConnectionLimits
 from controlplane.websocket_protocol import WebSocketProtocol
-from engine_agent.node.connection import DOUBTED_AFTER, AgentConnection, ConnectionSettings, ConnectionStatus
+from engine_agent.node.connection import DOUBTED_AFTER, ConnectionStatus
 from engine_agent.node.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.node.identity import Identity
 from engine_agent.protocol.identity import IdentityKind, control_name, name_of_peer
-from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
-from fleet.agents.consumers.handlers import NodeHandler
 from fleet.agents.consumers.hub import AgentHub, AgentSession
 from fleet.agents.consumers.socket import AgentSocket
 from fleet.agents.models import IssuedCertificate
 from fleet.agents.selectors import trust_now
-from fleet.agents.services.authority import CertificateOrder, agent_trust_end, authority_ensure, certificate_issue
+from fleet.agents.services.authority import CertificateOrder, agent_trust_end, certificate_issue
 from fleet.agents.services.enrolment import PEER_CERTIFICATE, credential_issue
 from fleet.machines.services.revocation import machine_revoke
 from fleet.nodes.api import enrol
@@ -43,103 +39,13 @@ from fleet.nodes.models import AgentCredential
 from fleet.reconcile.planning.states import MachineState
 from kernel import clock
 from kernel.models import Event
+from tests.controlplane.agent_listener.agents import Agent, answers_whole_requests, listening_for
 from tests.engine_agent.authority import FleetOfTests
 from tests.engine_agent.fake_control_plane import eventually
 from tests.fleet import rows
-from tests.fleet.agents.agent_client import credential
 from tests.fleet.agents.agent_client import eventually as stored
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio, pytest.mark.slow]
-LIMITS = ConnectionLimits()
-DOORS: list[ConnectionDoor] = []
-"""Those of the listener that was opened last."""
-QUICK = ConnectionSettings(backoff_min_s=0.01, backoff_max_s=0.05, refused_backoff_s=0.2)
-
-
-@pytest_asyncio.fixture
-async def hub() -> AsyncIterator[AgentHub]:
-    hub = AgentHub({AgentKind.NODE: NodeHandler()})
-    yield hub
-    await hub.stop()
-    await sync_to_async(connections.close_all)()
-
-
-@asynccontextmanager
-async def listening_for(
-    hub: AgentHub, application: Any = None, limits: ConnectionLimits = LIMITS
-) -> AsyncIterator[int]:
-    """The listener, with an application that knows agents' sockets only, or with another one; its port."""
-    bound = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        application or AgentSocket(hub), interface="asgi3", ws=WebSocketProtocol, lifespan="off", log_config=None
-    )
-    config.load()
-    state = ServerState()
-    servers: list[ConnectionDoor] = []
-    listening = asyncio.create_task(listen(bound, config, state, limits, servers.append))
-    await eventually(lambda: servers)
-    DOORS[:] = servers
-    try:
-        yield bound.getsockname()[1]
-    finally:
-        listening.cancel()
-        for server in servers:
-            server.close()
-        for connection in list(state.connections):
-            connection.shutdown()
-        await eventually(lambda: not state.connections)
-
-
-@pytest.fixture(autouse=True)
-def _of_this_host(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings.SWITCHYARD_HOME = tmp_path / "control-host"
-    settings.AGENT_URLS = []
-    monkeypatch.setattr(agent_listener, "LOOK_EVERY_S", 0.05)
-
-
-@pytest_asyncio.fixture
-async def port(hub: AgentHub) -> AsyncIterator[int]:
-    async with listening_for(hub) as port:
-        yield port
-
-
-class Agent:
-    def __init__(self, home: Path, port: int, text: str) -> None:
-        self.home, self.port = home, port
-        (home / "credential").parent.mkdir(parents=True, exist_ok=True)
-        (home / "credential").write_text(text)
-        enrolment = Enrolment(f"https://127.0.0.1:{port}", AgentKind.NODE, "n-a", home)
-        self.connection = AgentConnection(
-            enrolment=enrolment, hello=self._hello, on_message=lambda _: None, settings=QUICK
-        )
-        self.identity = self.connection.identity
-
-    def _hello(self) -> Hello:
-        return Hello(protocol=PROTOCOL_VERSION, kind=AgentKind.NODE, id="n-a", boot_id="b", agent_version="1")
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator["Agent"]:
-        task = asyncio.create_task(self.connection.run())
-        try:
-            yield self
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-
-
-@pytest_asyncio.fixture
-async def agent(port: int, tmp_path: Path) -> Agent:
-    """One that enrolled, and knows the fleet's authorities."""
-    made = Agent(tmp_path / "n-a", port, await credential("n-a"))
-    trust = await sync_to_async(authority_ensure)(clock.now())
-    made.identity.store_trust(bundle=trust.bundle, revoked="")
-    return made
-
-
-def at(agent: Agent, port: int) -> Agent:
-    """The same agent at another listener."""
-    home = agent.identity.folder.parent
-    return Agent(home, port, (home / "credential").read_text())
 
 
 async def certificate(
@@ -347,99 +253,6 @@ async def test_a_revoked_certificate_is_refused_by_the_handshake_without_a_resta
     async with asyncio.timeout(60):
         while not await is_refused():
             pass
-
-
-@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x00", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\x00" * 2000])
-async def test_who_speaks_no_tls_or_nothing_is_hung_up_on(
-    hub: AgentHub, monkeypatch: pytest.MonkeyPatch, said: bytes
-) -> None:
-    monkeypatch.setattr(agent_listener, "HANDSHAKE_S", 0.2)
-    async with listening_for(hub) as port:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        writer.write(said)
-        async with asyncio.timeout(30):
-            try:
-                while await reader.read(4096):
-                    pass
-            except ConnectionError:
-                pass
-        writer.close()
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        b"GET / HTTP/1.1\r\nHost:",
-        b"POST /agents/enrol HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{",
-        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nG",
-    ],
-)
-async def test_who_has_a_connection_and_does_not_finish_asking_is_hung_up_on(
-    agent: Agent, hub: AgentHub, monkeypatch: pytest.MonkeyPatch, said: bytes
-) -> None:
-    name = control_name(agent.identity.fleet()).dns
-    monkeypatch.setattr(agent_listener, "HEAD_S", 0.2)
-    monkeypatch.setattr(request_bodies, "GRACE_S", 0.2)
-    async with listening_for(hub, RequestBodies(answers_whole_requests)) as port:
-        reader, writer = await asyncio.open_connection(
-            "127.0.0.1", port, ssl=agent.identity.client_context(), server_hostname=name
-        )
-        writer.write(said)
-        async with asyncio.timeout(30):
-            with suppress(ConnectionError):
-                while await reader.read(4096):
-                    pass
-        writer.close()
-
-
-async def answers_whole_requests(_: Any, receive: Any, send: Any) -> None:
-    """As Django does: it reads the body first."""
-    while (await receive()).get("more_body"):
-        pass
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-    await send({"type": "http.response.body", "body": b"ok"})
-
-
-async def test_connections_without_a_websocket_are_limited_and_websockets_do_not_count(
-    agent: Agent, hub: AgentHub
-) -> None:
-    async with listening_for(hub, limits=ConnectionLimits(http=1)) as port, at(agent, port).running():
-        await eventually(lambda: "n-a" in hub.sessions)
-        name, context = control_name(agent.identity.fleet()).dns, agent.identity.client_context()
-        first, of_first = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
-        _, of_second = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
-        with suppress(ConnectionError):
-            assert await first.read(1) == b"", "the one that was silent the longest makes room"
-        for each in (of_first, of_second):
-            each.close()
-        assert "n-a" in hub.sessions
-
-
-async def test_one_address_has_so_many_connections_its_handshakes_included_and_others_none_the_less(
-    agent: Agent, hub: AgentHub, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agent_listener, "is_loopback", lambda address: False)
-    async with listening_for(hub, limits=ConnectionLimits(per_network=3)) as port, at(agent, port).running():
-        (door,) = DOORS
-        await eventually(lambda: "n-a" in hub.sessions)
-        assert door.open["127.0.0.1"] == 1, "a WebSocket counts to its end"
-        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
-        await eventually(lambda: door.open["127.0.0.1"] == 3, what="they count before their handshake")
-        reader, writer = await asyncio.open_connection("127.0.0.1", port)
-        assert await reader.read(1) == b"", "no handshake was begun with it"
-        writer.close()
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
-        await eventually(lambda: door.open["127.0.0.2"] == 1)
-        for each in (writer, *(writer for _, writer in silent)):
-            each.close()
-        await eventually(lambda: door.open == {"127.0.0.1": 1})
-        await eventually(lambda: "n-a" in hub.sessions, what="its agent may just take its certificate and come back")
-    await eventually(lambda: not door.open, what="nothing is counted once all have ended")
-
-
-async def test_processes_of_the_host_itself_are_not_limited_by_address(agent: Agent, hub: AgentHub) -> None:
-    async with listening_for(hub, limits=ConnectionLimits(per_network=0)) as port, at(agent, port).running():
-        await eventually(lambda: "n-a" in hub.sessions)
 
 
 async def test_without_a_certificate_only_a_credential_that_counts_lets_anybody_in(agent: Agent, hub: AgentHub) -> None:
