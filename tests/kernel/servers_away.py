@@ -40,10 +40,10 @@ def statement_breaks_off(words: str) -> Iterator[None]:
 def use_fresh_connections(monkeypatch: pytest.MonkeyPatch) -> None:
     """Resets connections and failures of earlier tests. After a failure nothing is tried again."""
     live._sender.drain()
+    wake_ups._broker.drop()
     closed = circuit_breaker.CircuitBreaker(pause_s=2.0, now_s=lambda: 0.0)
     monkeypatch.setattr(wake_ups, "VALKEY_BREAKER", closed)
     monkeypatch.setattr(live, "VALKEY_BREAKER", closed)
-    monkeypatch.setattr(wake_ups, "_broker", wake_ups._BrokerConnection())
 
 
 def point_valkey_at(url: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
